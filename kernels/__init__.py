@@ -1,0 +1,1 @@
+"""Device ops. Import-light on purpose: `import transformers` may execute this file."""

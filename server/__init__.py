@@ -1,0 +1,1 @@
+"""The HTTP process: text, OpenAI wire format, limits, metrics. Never imports torch."""
