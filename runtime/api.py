@@ -16,6 +16,7 @@ Errors::
 from __future__ import annotations
 
 import enum
+import struct
 from abc import abstractmethod
 from collections.abc import Sequence as Seq
 from typing import Protocol
@@ -204,8 +205,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     spec_drafted: int = 0
     spec_accepted: int = 0
     spec_emitted: int = 0
-    spec_drafted_at: list[int] = [0] * MAX_DRAFTS
-    spec_accepted_at: list[int] = [0] * MAX_DRAFTS
+    spec_drafted_at: list[int] = msgspec.field(default_factory=lambda: [0] * MAX_DRAFTS)
+    spec_accepted_at: list[int] = msgspec.field(default_factory=lambda: [0] * MAX_DRAFTS)
     draft_failures: int = 0
     non_finite_rows: int = 0
 
@@ -254,6 +255,12 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # --- messages, server to engine -------------------------------------------------------------------------------------
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """The first message of a worker's life: build this engine."""
+
+    config: EngineConfig
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -321,8 +328,20 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     stats: EngineStats
 
 
-ToEngine = Submit | Cancel | Shutdown
+ToEngine = Start | Submit | Cancel | Shutdown
 ToServer = Progress | Ready | Fatal | Report
+
+# On the socket every message is a frame: its length as a 4-byte big-endian integer, then MessagePack.
+FRAME_HEADER = struct.Struct("!I")
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+_encoder = msgspec.msgpack.Encoder()
+
+
+def frame(message: ToEngine | ToServer) -> bytes:
+    """One message as it travels: header and body."""
+    body = _encoder.encode(message)
+    return FRAME_HEADER.pack(len(body)) + body
+
 
 
 class EngineCore(Protocol):
