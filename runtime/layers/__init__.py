@@ -1,0 +1,1 @@
+"""Building blocks of models. Layers reach state only through the step's `StepContext`."""

@@ -1,0 +1,1 @@
+"""Model families: one file and one registry line each (`FAMILIES` in `runtime.models.registry`)."""

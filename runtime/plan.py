@@ -1,0 +1,136 @@
+"""What the scheduler deals in: sequences, leases, the batch it plans, the outcome it is told. No tensors, no torch."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from runtime.api import FinishReason, Request, TokenLogprobs
+
+
+class RowKind(enum.Enum):
+    """What a row of a step is. Said by the scheduler, never guessed from a length.
+
+    PREFILL computes known tokens (prompt, chunk, resume). VERIFY belongs to a request that speculates, also when it has
+    no drafts at the moment. DECODE belongs to one that does not. PADDING is added by the runner for fixed shapes.
+    """
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    VERIFY = "verify"
+    PADDING = "padding"
+
+
+@dataclass(slots=True, eq=False)
+class StateLease:
+    """One request's hold on a state slot and KV blocks. Owned by the ledger; everybody else reads.
+
+    `computed`: tokens whose state is committed (settled). `bound`: `computed` plus all tokens fed by steps that are not
+    settled yet, an upper bound of the length on the device. `in_flight`: number of such steps. `serial` never repeats,
+    so an outcome that arrives after the lease ended is recognised and dropped.
+    """
+
+    serial: int
+    owner: str
+    slot: int
+    blocks: list[int]
+    computed: int = 0
+    bound: int = 0
+    in_flight: int = 0
+    closing: bool = False
+    closed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request in flight. Written by the scheduler only.
+
+    `tokens`: prompt and settled output. `lease` is None while waiting. `planned`: how many of `tokens` steps already
+    planned will have computed (exact while prefilling). `drafts`: host-side drafts for the next step (proposers that
+    run on the host). `num_drafts`: drafts per verification for this request, 0 when it does not speculate.
+    """
+
+    request: Request
+    tokens: list[int]
+    num_drafts: int
+    arrived: float
+    lease: StateLease | None = None
+    planned: int = 0
+    decoding: bool = False
+    drafts: tuple[int, ...] = ()
+    drafted: int = 0
+    accepted: int = 0
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    cancelled: bool = False
+    finished: bool = False
+
+    @property
+    def prompt_len(self) -> int:
+        """Number of prompt tokens."""
+        return len(self.request.prompt)
+
+    @property
+    def num_output(self) -> int:
+        """Number of settled generated tokens."""
+        return len(self.tokens) - self.prompt_len
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """What one sequence feeds this step.
+
+    PREFILL: `tokens` are fed, from position `start`; `emits` says that the last of them is the last known token, so
+    the row samples one token; `next_token` is the known token behind the chunk, -1 when it is to be sampled.
+    DECODE and VERIFY feed `[last emitted token, d1..dk]` with k = `num_drafts`; the emitted token comes from the
+    device, as do drafts of a device proposer (`drafts` is None); a host proposer's drafts are in `drafts`.
+    `want_drafts`: how many drafts to propose after this step. `lease` is the hold at planning time.
+    """
+
+    seq: Sequence
+    lease: StateLease
+    kind: RowKind
+    num_fed: int
+    emits: bool
+    tokens: tuple[int, ...] = ()
+    start: int = -1
+    next_token: int = -1
+    num_drafts: int = 0
+    drafts: tuple[int, ...] | None = None
+    want_drafts: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One step: rows in the order PREFILL, DECODE, VERIFY, so that rows of one kind are neighbours."""
+
+    serial: int
+    rows: tuple[Row, ...]
+
+    @property
+    def kind(self) -> str:
+        """The step's name among `runtime.api.STEP_KINDS`."""
+        kinds = {row.kind for row in self.rows}
+        return next(iter(kinds)).value if len(kinds) == 1 else "mixed"
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens fed by all rows."""
+        return sum(row.num_fed for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A verdict read back on the host, one entry per row of the batch.
+
+    `kept`: fed tokens that entered the state. `emitted`: new tokens (as many as kept, for DECODE and VERIFY).
+    `finish`: STOP or LENGTH when the row ended, ERROR when it failed (`errors` says why). `drafts`: what a proposer
+    suggests for the next step (empty for device proposers whose drafts the host need not know).
+    """
+
+    kept: tuple[int, ...]
+    emitted: tuple[tuple[int, ...], ...]
+    finish: tuple[FinishReason | None, ...]
+    errors: tuple[str | None, ...]
+    drafts: tuple[tuple[int, ...], ...] = ()
+    logprobs: tuple[tuple[TokenLogprobs, ...] | None, ...] = field(default=())

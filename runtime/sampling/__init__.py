@@ -1,0 +1,1 @@
+"""From logits to tokens: processors, counter-based noise, verification of drafts."""

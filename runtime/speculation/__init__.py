@@ -1,0 +1,1 @@
+"""Proposers: one file and one registry line each (`PROPOSERS` in `runtime.speculation.registry`)."""
