@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from runtime.api import FinishReason, Request, TokenLogprobs
+from runtime.api import FinishReason, Request, StateError, TokenLogprobs
 
 
 class RowKind(enum.Enum):
@@ -48,6 +48,10 @@ class Sequence:
     `tokens`: prompt and settled output. `lease` is None while waiting. `planned`: how many of `tokens` steps already
     planned will have computed (exact while prefilling). `drafts`: host-side drafts for the next step (proposers that
     run on the host). `num_drafts`: drafts per verification for this request, 0 when it does not speculate.
+    `pending`: planned rows that emit and are not settled; each adds at least one token. `asked`: drafts that the last
+    such row asked the proposer for. `last_step`: serial of the last batch with a row of this sequence.
+
+    `request.sampling.max_tokens` is already cut to what the context can hold, so `max_total` is the one length limit.
     """
 
     request: Request
@@ -64,6 +68,14 @@ class Sequence:
     first_token: float | None = None
     cancelled: bool = False
     finished: bool = False
+    pending: int = 0
+    asked: int = 0
+    last_step: int = 0
+
+    @property
+    def max_total(self) -> int:
+        """Tokens of prompt and output at which the request ends with LENGTH; `judge` cuts there."""
+        return self.prompt_len + self.request.sampling.max_tokens
 
     @property
     def prompt_len(self) -> int:
@@ -98,6 +110,11 @@ class Row:
     num_drafts: int = 0
     drafts: tuple[int, ...] | None = None
     want_drafts: int = 0
+
+    @property
+    def live(self) -> bool:
+        """Whether the request goes on and still holds the lease the row was planned with."""
+        return not self.seq.finished and self.seq.lease is self.lease
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,3 +151,22 @@ class Outcome:
     errors: tuple[str | None, ...]
     drafts: tuple[tuple[int, ...], ...] = ()
     logprobs: tuple[tuple[TokenLogprobs, ...] | None, ...] = field(default=())
+
+    def check(self, batch: Batch) -> None:
+        """Raises when this cannot be the outcome of `batch` (rows that are not live any more may say anything)."""
+        size = len(batch.rows)
+        if {len(self.kept), len(self.emitted), len(self.finish), len(self.errors)} != {size}:
+            raise StateError(f"the outcome of step {batch.serial} does not have {size} rows")
+        for row, kept, emitted, finish in zip(batch.rows, self.kept, self.emitted, self.finish, strict=True):
+            if not row.live or finish is FinishReason.ERROR:
+                continue
+            if row.kind is RowKind.PREFILL:
+                fits = kept == row.num_fed and len(emitted) == int(row.emits) and (row.emits or finish is None)
+            else:
+                fits = 1 <= kept <= row.num_fed and len(emitted) == kept
+            total = len(row.seq.tokens) + len(emitted)
+            if not fits or total > row.seq.max_total or (total == row.seq.max_total and finish is None):
+                raise StateError(
+                    f"{row.lease.owner}: a {row.kind.value} row of {row.num_fed} tokens kept {kept}, emitted "
+                    f"{len(emitted)}, finish {finish}, with {len(row.seq.tokens)} of {row.seq.max_total} tokens"
+                )

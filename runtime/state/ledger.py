@@ -1,4 +1,4 @@
-"""Who holds which KV blocks and state slots: the host half of the state pool. Plain integers; no tensors, no requests."""
+"""Who holds which KV blocks and state slots: the host half of the state pool, in plain integers."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ class Shortage:
     missing: int
 
 
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """What a closed lease held. Slot and blocks may have been handed out again already, but not used yet."""
+
+    serial: int
+    slot: int
+    blocks: tuple[int, ...]
+
+
 class Ledger:
     """Allocator of blocks `1..num_blocks-1` and slots `1..num_slots-1`; block 0 and slot 0 are padding.
 
@@ -46,6 +55,7 @@ class Ledger:
         self._free_slots = list(range(num_slots - 1, 0, -1))
         self._leases: dict[int, StateLease] = {}
         self._freed_slots: dict[int, None] = {}
+        self._freed: list[Freed] = []
         self._next_serial = 1
 
     # --- counts
@@ -148,6 +158,11 @@ class Ledger:
         self._freed_slots.clear()
         return freed
 
+    def drain_freed(self) -> list[Freed]:
+        """Leases closed since the last call, oldest first. The pool drains before every step that uses new leases."""
+        freed, self._freed = self._freed, []
+        return freed
+
     def check(self) -> None:
         """Raises unless free and leased units are together all units, none twice and none of them padding."""
         leased_blocks = [block for lease in self._leases.values() for block in lease.blocks]
@@ -190,6 +205,7 @@ class Ledger:
         del self._leases[lease.serial]
         self._free_slots.append(lease.slot)
         self._freed_slots[lease.slot] = None
+        self._freed.append(Freed(lease.serial, lease.slot, tuple(lease.blocks)))
         self._give_blocks(lease.blocks)
         lease.blocks = []
 

@@ -1,0 +1,56 @@
+"""The scheduler's counters: what was computed, emitted, thrown away, preempted and accepted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from runtime.api import MAX_DRAFTS, EngineStats
+from runtime.state.ledger import Currency
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counters that never fall; what each means is said in `EngineStats`.
+
+    `prompt_tokens_computed` includes what is computed again after a preemption. The `spec_` counters are of
+    verifications with at least one draft. `tokens_discarded`: sampled, but not part of any request's output.
+    """
+
+    step_tokens: int = 0
+    prompt_tokens_computed: int = 0
+    tokens_emitted: int = 0
+    tokens_discarded: int = 0
+    preemptions: dict[Currency, int] = field(default_factory=lambda: dict.fromkeys(Currency, 0))
+    settle_waits: int = 0
+    verifications: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    spec_emitted: int = 0
+    drafted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFTS)
+    accepted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFTS)
+
+    def count_verification(self, num_drafts: int, kept: int) -> None:
+        """A row with drafts was judged."""
+        self.verifications += 1
+        self.drafted += num_drafts
+        self.accepted += kept - 1
+        self.spec_emitted += kept
+        for position in range(num_drafts):
+            self.drafted_at[position] += 1
+            self.accepted_at[position] += position < kept - 1
+
+    def fill(self, stats: EngineStats) -> None:
+        """Writes all of them."""
+        stats.step_tokens = self.step_tokens
+        stats.prompt_tokens_computed = self.prompt_tokens_computed
+        stats.tokens_emitted = self.tokens_emitted
+        stats.tokens_discarded = self.tokens_discarded
+        stats.preemptions_kv = self.preemptions[Currency.KV]
+        stats.preemptions_state = self.preemptions[Currency.STATE]
+        stats.settle_waits = self.settle_waits
+        stats.spec_verifications = self.verifications
+        stats.spec_drafted = self.drafted
+        stats.spec_accepted = self.accepted
+        stats.spec_emitted = self.spec_emitted
+        stats.spec_drafted_at = list(self.drafted_at)
+        stats.spec_accepted_at = list(self.accepted_at)

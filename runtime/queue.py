@@ -1,0 +1,57 @@
+"""What bounds the scheduler, and which requests it refuses before they queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.api import MAX_DRAFTS, ConfigError, Rejected, RejectReason, Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What bounds a step and the queue. `k_max`: most drafts of any request. `settle_lag`: 0 or 1 steps."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    max_queued_requests: int
+    k_max: int
+    settle_lag: int
+
+    def __post_init__(self) -> None:
+        if min(self.max_num_seqs, self.max_num_batched_tokens, self.max_queued_requests) < 1:
+            raise ConfigError("max_num_seqs, max_num_batched_tokens and max_queued_requests must be at least 1")
+        if not 0 <= self.k_max <= MAX_DRAFTS:
+            raise ConfigError(f"the number of drafts is {self.k_max}, but must be between 0 and {MAX_DRAFTS}")
+        if self.settle_lag not in (0, 1):
+            raise ConfigError(f"settle_lag is {self.settle_lag}, but must be 0 or 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafting:
+    """`k`: drafts per verification of a request that does not say. `host`: the proposer needs tokens on the host."""
+
+    k: int
+    host: bool
+
+
+def refusal(
+    request: Request, reason: RejectReason, message: str, *, param: str | None = None, code: str | None = None
+) -> Rejected:
+    """The answer to a request that will not run."""
+    return Rejected(id=request.id, reason=reason, message=message, param=param, code=code)
+
+
+def refuse_unfit(request: Request, max_len: int) -> Rejected | None:
+    """The answer to a request that could not run even alone; None when it could."""
+    num_prompt = len(request.prompt)
+    if not num_prompt:
+        return refusal(request, RejectReason.INVALID, "The prompt must hold at least one token.", param="prompt")
+    if request.sampling.max_tokens < 1:
+        return refusal(request, RejectReason.INVALID, "max_tokens must be at least 1.", param="max_tokens")
+    if request.num_drafts is not None and request.num_drafts < 0:
+        return refusal(request, RejectReason.INVALID, "num_drafts must not be negative.", param="num_drafts")
+    if num_prompt + 1 > max_len:
+        message = f"This model's maximum context length is {max_len} tokens, but the prompt holds {num_prompt} tokens."
+        return refusal(request, RejectReason.TOO_LONG, message, param="prompt", code="context_length_exceeded")
+    return None

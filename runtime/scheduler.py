@@ -1,0 +1,375 @@
+"""Continuous batching: which sequences feed which tokens in the next step, and what an outcome means for a request.
+
+Pure host code. It asks the ledger for room, but never begins or settles a step there (the pool does), and it knows no
+tensors. Running sequences are always older than waiting ones, so age alone decides who may take room from whom.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import msgspec
+
+from runtime.api import (
+    Accepted,
+    ConfigError,
+    Delta,
+    EngineStats,
+    FinishReason,
+    Rejected,
+    RejectReason,
+    Request,
+    RequestTiming,
+    StateError,
+    TokenLogprobs,
+)
+from runtime.counts import Counts
+from runtime.plan import Batch, Outcome, Row, RowKind, Sequence, StateLease
+from runtime.queue import Drafting, Limits, refusal, refuse_unfit
+from runtime.state.ledger import Currency, Ledger, Shortage
+
+__all__ = ["Drafting", "Limits", "Scheduler"]
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One run of `schedule`: the budget left, the rows so far, and whether a running sequence lacked blocks."""
+
+    serial: int
+    budget: int
+    rows: dict[RowKind, list[Row]] = field(
+        default_factory=lambda: {RowKind.PREFILL: [], RowKind.DECODE: [], RowKind.VERIFY: []}
+    )
+    short: Currency | None = None
+
+    def add(self, row: Row) -> None:
+        self.budget -= row.num_fed
+        self.rows[row.kind].append(row)
+        row.seq.last_step = self.serial
+
+
+class Scheduler:
+    """Plans batches and turns outcomes into deltas. One `update` or `fail` answers each batch, in order.
+
+    A request is waiting or running until it ends; then nothing here knows it any more. Preemption takes the lease and
+    keeps the tokens, and what an unsettled step emitted for the lost lease is dropped and computed again.
+    """
+
+    def __init__(self, ledger: Ledger, limits: Limits, drafting: Drafting) -> None:
+        # Behind the last token of a request lie, at most: a row planned before its end was known, and its drafts.
+        self.max_len = min(limits.max_model_len, ledger.max_tokens_per_seq - 2 * limits.k_max)
+        if self.max_len < 2 or not ledger.total_slots:
+            raise ConfigError(
+                f"{ledger.total_blocks} KV blocks of {ledger.block_size} tokens and {ledger.total_slots} state slots "
+                f"with {limits.k_max} drafts cannot hold one request"
+            )
+        self.ledger = ledger
+        self.limits = limits
+        self.drafting = drafting
+        self.draining = False
+        self._live: dict[str, Sequence] = {}
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._ended: list[Delta] = []
+        self._short: Currency | None = None
+        self._next_serial = 1
+        self._unsettled = 0
+        self._counts = Counts()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is alive, a batch is unanswered, or an end is not yet taken."""
+        return bool(self._live or self._ended or self._unsettled)
+
+    # --- requests come and go
+
+    def add(self, request: Request, now: float) -> Accepted | Rejected:
+        """Queues a request, or says why it will not run."""
+        if self.draining:
+            return refusal(request, RejectReason.DRAINING, "The engine is shutting down.")
+        if request.id in self._live:
+            return refusal(request, RejectReason.INVALID, f"The id {request.id!r} is in use.", param="id")
+        unfit = refuse_unfit(request, self.max_len)
+        if unfit is not None:
+            return unfit
+        if len(self._waiting) >= self.limits.max_queued_requests:
+            return refusal(request, RejectReason.QUEUE_FULL, f"{len(self._waiting)} requests are waiting already.")
+        room = self.max_len - len(request.prompt)
+        sampling = request.sampling
+        if sampling.max_tokens > room:
+            sampling = msgspec.structs.replace(sampling, max_tokens=room)
+            request = msgspec.structs.replace(request, sampling=sampling)
+        wanted = self.drafting.k if request.num_drafts is None else request.num_drafts
+        num_drafts = min(wanted, self.limits.k_max, self.limits.max_num_batched_tokens - 1)
+        seq = Sequence(request, list(request.prompt), num_drafts, now)
+        self._live[request.id] = seq
+        self._waiting.append(seq)
+        return Accepted(id=request.id)
+
+    def drain(self) -> None:
+        """From now on every new request is rejected; those that are here run to their end."""
+        self.draining = True
+
+    def cancel(self, request_id: str, *, keep: int, now: float) -> bool:
+        """Ends a request of which `keep` generated tokens were delivered; False when there is none of that name.
+
+        Its last delta waits in `take_ended`.
+        """
+        seq = self._live.get(request_id)
+        if seq is None:
+            return False
+        seq.cancelled = True
+        self._counts.tokens_discarded += max(0, seq.num_output - keep)
+        self._ended.append(self._end(seq, FinishReason.ABORT, now))
+        return True
+
+    def take_ended(self) -> list[Delta]:
+        """Last deltas of requests that were cancelled since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    # --- a step is planned
+
+    def schedule(self, now: float) -> Batch | None:
+        """The next step, or None when everything that could run waits for a step to settle (or nothing is there)."""
+        step = _Pass(self._next_serial, self.limits.max_num_batched_tokens)
+        self._plan_decodes(step)
+        for seq in list(self._running):
+            if not seq.decoding and seq.lease is not None and step.budget:
+                self._plan_prefill(step, seq, seq.lease)
+        self._admit(step, now)
+        rows = tuple(row for kind in step.rows.values() for row in kind)
+        if not rows:
+            if self._live and not self._unsettled:
+                raise StateError(f"no progress with {len(self._running)} running and {len(self._waiting)} waiting")
+            return None
+        self._next_serial += 1
+        self._unsettled += 1
+        return Batch(step.serial, rows)
+
+    def update(self, batch: Batch, outcome: Outcome, now: float) -> list[Delta]:
+        """What a settled step says about its requests. Rows whose lease ended meanwhile are dropped."""
+        outcome.check(batch)
+        self._unsettled -= 1
+        self._counts.step_tokens += batch.num_tokens
+        deltas = []
+        for i, row in enumerate(batch.rows):
+            if not row.live:
+                self._counts.tokens_discarded += len(outcome.emitted[i])
+                continue
+            delta = self._advance(row, outcome, i, now)
+            if delta is not None:
+                deltas.append(delta)
+        return deltas
+
+    def fail(self, batch: Batch, message: str, now: float) -> list[Delta]:
+        """Ends all requests of a batch that has no outcome."""
+        self._unsettled -= 1
+        return [self._end(row.seq, FinishReason.ERROR, now, error=message) for row in batch.rows if row.live]
+
+    def fill(self, stats: EngineStats) -> None:
+        """Writes the gauges and counters the scheduler and the ledger own."""
+        ledger = self.ledger
+        stats.running = len(self._running)
+        stats.waiting_seqs = len(self._waiting) if self._short is None else 0
+        stats.waiting_kv = len(self._waiting) if self._short is Currency.KV else 0
+        stats.waiting_state = len(self._waiting) if self._short is Currency.STATE else 0
+        stats.kv_blocks_used, stats.kv_blocks_total = ledger.used_blocks, ledger.total_blocks
+        stats.state_slots_used, stats.state_slots_total = ledger.used_slots, ledger.total_slots
+        self._counts.fill(stats)
+
+    # --- admission
+
+    def _admit(self, step: _Pass, now: float) -> None:
+        """First come, first served. Room that a running sequence lacks is not given to a newcomer."""
+        self._short = step.short
+        while self._waiting and self._short is None and step.budget and len(self._running) < self.limits.max_num_seqs:
+            seq = self._waiting[0]
+            steps_in_flight = (1 + self.limits.settle_lag) * (1 + self.limits.k_max)
+            lease = self.ledger.admit(seq.request.id, self._capacity(seq, len(seq.tokens) + steps_in_flight))
+            if isinstance(lease, Shortage):
+                self._short = lease.currency
+                return
+            seq.lease = lease
+            self._running.append(self._waiting.popleft())
+            if seq.first_scheduled is None:
+                seq.first_scheduled = now
+            self._plan_prefill(step, seq, lease)
+
+    # --- rows
+
+    def _plan_prefill(self, step: _Pass, seq: Sequence, lease: StateLease) -> None:
+        """The next chunk of known tokens, as long as the budget allows."""
+        num_fed = min(step.budget, len(seq.tokens) - seq.planned)
+        if lease.in_flight > self.limits.settle_lag or not self._grow(step, seq, lease, num_fed):
+            return
+        start, end = seq.planned, seq.planned + num_fed
+        emits = end == len(seq.tokens)
+        seq.planned, seq.decoding = end, emits
+        row = Row(
+            seq,
+            lease,
+            RowKind.PREFILL,
+            num_fed,
+            emits,
+            tokens=tuple(seq.tokens[start:end]),
+            start=start,
+            next_token=-1 if emits else seq.tokens[end],
+            want_drafts=self._ask(seq) if emits else 0,
+        )
+        step.add(row)
+
+    def _plan_decodes(self, step: _Pass) -> None:
+        """One row for every sequence that is past its known tokens, oldest first, as far as the budget goes."""
+        ready = [seq for seq in self._running if seq.decoding and self._may_decode(seq)]
+        for seq in self._within(step.budget, ready):
+            if seq.lease is None:
+                continue  # preempted in this pass, to help an older one
+            lease, num_drafts = seq.lease, self._num_drafts(seq)
+            if not self._grow(step, seq, lease, 1 + num_drafts):
+                continue
+            row = Row(
+                seq,
+                lease,
+                RowKind.VERIFY if seq.num_drafts else RowKind.DECODE,
+                1 + num_drafts,
+                emits=True,
+                num_drafts=num_drafts,
+                drafts=seq.drafts[:num_drafts] if self.drafting.host else None,
+                want_drafts=self._ask(seq),
+            )
+            step.add(row)
+
+    def _may_decode(self, seq: Sequence) -> bool:
+        assert seq.lease is not None
+        if len(seq.tokens) + seq.pending >= seq.max_total or seq.lease.in_flight > self.limits.settle_lag:
+            return False
+        if self.drafting.host and seq.num_drafts and seq.lease.in_flight:
+            self._counts.settle_waits += 1
+            return False
+        return True
+
+    def _within(self, budget: int, ready: list[Sequence]) -> list[Sequence]:
+        """Those of `ready` the budget can serve: whoever waited longest, then in their old order."""
+        if sum(1 + self._num_drafts(seq) for seq in ready) <= budget:
+            return ready
+        chosen = set()
+        for seq in sorted(ready, key=lambda seq: seq.last_step):
+            budget -= 1 + self._num_drafts(seq)
+            if budget < 0:
+                break
+            chosen.add(seq)
+        return [seq for seq in ready if seq in chosen]
+
+    def _num_drafts(self, seq: Sequence) -> int:
+        """Drafts the next row verifies. A block of d drafts emits up to d + 1 tokens: more is of no use."""
+        if not self.drafting.host:
+            return seq.asked
+        return max(0, min(len(seq.drafts), seq.num_drafts, seq.max_total - len(seq.tokens) - 1))
+
+    def _ask(self, seq: Sequence) -> int:
+        """Counts one more emitting row, and says how many drafts to propose after it: those that could be of use."""
+        seq.pending += 1
+        at_least = len(seq.tokens) + seq.pending
+        seq.asked = max(0, min(seq.num_drafts, seq.max_total - at_least - 1))
+        return seq.asked
+
+    # --- room
+
+    def _capacity(self, seq: Sequence, end: int) -> int:
+        """Tokens to hold for a step that may feed up to position `end`: throw-away drafts are written behind it."""
+        return min(end + self.limits.k_max, seq.max_total + 2 * self.limits.k_max)
+
+    def _grow(self, step: _Pass, seq: Sequence, lease: StateLease, num_fed: int) -> bool:
+        """Blocks for `num_fed` more tokens, from younger sequences if need be; False: not in this pass."""
+        capacity = self._capacity(seq, lease.bound + num_fed)
+        while not self.ledger.extend(lease, capacity):
+            step.short = Currency.KV
+            returning = self.ledger.closing_blocks
+            if returning and returning >= self.ledger.shortfall(lease, capacity):
+                return False
+            victim = self._running[-1]
+            if victim is seq and len(self._running) == 1 and not returning:
+                raise StateError(f"{lease.owner} is alone and cannot hold {capacity} tokens")
+            if victim is seq or victim.last_step == step.serial:
+                return False
+            self._preempt(victim)
+        return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        assert seq is self._running[-1]
+        self._counts.preemptions[Currency.KV] += 1
+        self._let_go(seq)
+        self._running.pop()
+        self._waiting.appendleft(seq)
+        seq.planned, seq.decoding, seq.drafts, seq.pending, seq.asked = 0, False, (), 0, 0
+
+    def _let_go(self, seq: Sequence) -> None:
+        if seq.lease is not None:
+            self.ledger.release(seq.lease)
+            seq.lease = None
+
+    # --- outcomes
+
+    def _advance(self, row: Row, outcome: Outcome, i: int, now: float) -> Delta | None:
+        """One live row's outcome becomes part of its sequence."""
+        seq, finish, kept = row.seq, outcome.finish[i], outcome.kept[i]
+        if finish is FinishReason.ERROR:
+            return self._end(seq, finish, now, error=outcome.errors[i] or "The request failed.")
+        if row.kind is RowKind.PREFILL:
+            self._counts.prompt_tokens_computed += row.num_fed
+        if row.num_drafts:
+            seq.drafted += row.num_drafts
+            seq.accepted += kept - 1
+            self._counts.count_verification(row.num_drafts, kept)
+        if not row.emits:
+            return None
+        seq.pending -= 1
+        emitted = outcome.emitted[i]
+        seq.tokens.extend(emitted)
+        seq.drafts = outcome.drafts[i] if outcome.drafts else ()
+        self._counts.tokens_emitted += len(emitted)
+        if seq.first_token is None:
+            seq.first_token = now
+        logprobs = outcome.logprobs[i] if outcome.logprobs else None
+        if finish is not None:
+            return self._end(seq, finish, now, tokens=emitted, logprobs=logprobs)
+        return Delta(
+            request_id=seq.request.id,
+            tokens=emitted,
+            logprobs=logprobs,
+            drafted=seq.drafted,
+            accepted=seq.accepted,
+        )
+
+    def _end(
+        self,
+        seq: Sequence,
+        finish: FinishReason,
+        now: float,
+        *,
+        error: str | None = None,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] | None = None,
+    ) -> Delta:
+        """The request is over: what it held goes back, and nothing here remembers it."""
+        seq.finished = True
+        if seq.lease is None:
+            self._waiting.remove(seq)
+        else:
+            self._running.remove(seq)
+            self._let_go(seq)
+        del self._live[seq.request.id]
+        scheduled = now if seq.first_scheduled is None else seq.first_scheduled
+        first_token = now if seq.first_token is None else seq.first_token
+        return Delta(
+            request_id=seq.request.id,
+            tokens=tokens,
+            logprobs=logprobs,
+            finish=finish,
+            error=error,
+            drafted=seq.drafted,
+            accepted=seq.accepted,
+            timing=RequestTiming(scheduled - seq.arrived, first_token - scheduled, now - first_token),
+        )
