@@ -1,0 +1,39 @@
+"""From logits to one target token per position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+
+from runtime.sampling.noise import counter_gumbel
+from runtime.sampling.positions import Positions
+from runtime.sampling.processors import FILTERS, PROCESSORS, SHAPING
+from runtime.sampling.store import Feature, SamplingStore
+from runtime.sampling.upload import upload
+
+
+def sample(
+    logits: torch.Tensor, at: Positions, *, store: SamplingStore, features: Feature, drawn: Seq[int]
+) -> torch.Tensor:
+    """Targets [M] int64 for float32 logits [M, vocab].
+
+    `features`: what any row asks for. `drawn`: the rows (of M) that sample, on the host; the others are greedy. Drawing
+    is Gumbel-max: the argmax of processed logits plus noise, so a row's token depends on its seed and position only.
+    """
+    for feature in SHAPING:
+        if feature in features:
+            logits = PROCESSORS[feature].apply(logits, at, store=store)
+    if not drawn:
+        return logits.argmax(1)
+    if len(drawn) == logits.shape[0]:
+        return _draw(logits, at, store=store, features=features)
+    index = upload(drawn, logits.device)
+    return logits.argmax(1).index_copy(0, index, _draw(logits[index], at.take(index), store=store, features=features))
+
+
+def _draw(logits: torch.Tensor, at: Positions, *, store: SamplingStore, features: Feature) -> torch.Tensor:
+    for feature in FILTERS:
+        if feature in features:
+            logits = PROCESSORS[feature].apply(logits, at, store=store)
+    return (logits + counter_gumbel(store.seed[at.slots], at.positions, store.vocab_size, logits.device)).argmax(1)
