@@ -54,7 +54,6 @@ class Ledger:
         self._free_blocks = list(range(num_blocks - 1, 0, -1))
         self._free_slots = list(range(num_slots - 1, 0, -1))
         self._leases: dict[int, StateLease] = {}
-        self._freed_slots: dict[int, None] = {}
         self._freed: list[Freed] = []
         self._next_serial = 1
 
@@ -152,12 +151,6 @@ class Ledger:
         else:
             self._close(lease)
 
-    def drain_freed_slots(self) -> list[int]:
-        """Slots freed since the last call, each once. One of them may have been handed out again since."""
-        freed = list(self._freed_slots)
-        self._freed_slots.clear()
-        return freed
-
     def drain_freed(self) -> list[Freed]:
         """Leases closed since the last call, oldest first. The pool drains before every step that uses new leases."""
         freed, self._freed = self._freed, []
@@ -204,7 +197,6 @@ class Ledger:
         lease.closed, lease.closing = True, False
         del self._leases[lease.serial]
         self._free_slots.append(lease.slot)
-        self._freed_slots[lease.slot] = None
         self._freed.append(Freed(lease.serial, lease.slot, tuple(lease.blocks)))
         self._give_blocks(lease.blocks)
         lease.blocks = []
