@@ -1,1 +1,1 @@
-"""The program that makes Lockstep's embedded default model: text, tokenizer, training, evaluation."""
+"""The program that makes Lockstep's embedded default model, from its text to its figures."""

@@ -1,8 +1,9 @@
-"""The network (Qwen3.5 dense text: gated delta-net + gated attention + MTP head) and its training forward.
+"""The network and its training forward: gated delta-net, gated attention, MTP head (Qwen3.5 dense).
 
-Parameters carry the names of the published format, so a state dict is a checkpoint. The forward pass
-is written for training on padded rows: the delta rule runs in chunks of 32 positions, with one
-triangular solve for all chunks of all heads at once; only the chunk-to-chunk state is sequential.
+Parameters carry the names of the published format, so a state dict is a checkpoint. The forward
+pass is written for training on padded rows: the delta rule runs in chunks of 32 positions, with one
+triangular solve for all chunks of all heads at once; only the state from chunk to chunk is
+sequential.
 """
 
 from dataclasses import asdict, dataclass
@@ -197,7 +198,8 @@ def chunked_delta_rule(
 ) -> Tensor:
     """Gated delta rule over [B, T, H, D] (T a multiple of CHUNK), from an empty state.
 
-    S[t] = exp(g[t]) S[t-1] + beta[t] k[t] (v[t] - (exp(g[t]) S[t-1])^T k[t])^T,  out[t] = S[t]^T q[t].
+    S[t] = exp(g[t]) S[t-1] + beta[t] k[t] (v[t] - (exp(g[t]) S[t-1])^T k[t])^T
+    out[t] = S[t]^T q[t]
     """
     batch, length, heads, size = value.shape
     count = length // CHUNK
@@ -356,8 +358,8 @@ class Mtp(nn.Module):
     def unroll(self, embedding: Tensor, ids: Tensor, hidden: Tensor, depth: int) -> list[Tensor]:
         """Hidden states of drafts 1..depth: draft d at position t predicts ids[t + d + 1].
 
-        Draft 1 attends to itself causally. A later draft attends to the first drafts' keys before it
-        and to the keys of its own chain, which is what a drafter sees that keeps its cache from
+        Draft 1 attends to itself causally. A later draft attends to the first drafts' keys before
+        it and to the keys of its own chain, which is what a drafter sees that keeps its cache from
         verified tokens and appends its own drafts.
         """
         bases = ids.shape[1] - depth

@@ -1,7 +1,7 @@
 """Muon in float32 for matrices, AdamW for the rest, and the learning-rate schedule.
 
-torch's own Muon runs its Newton-Schulz iteration in bfloat16, which is slow on CPUs without it; this
-one stays in float32 and stacks matrices of equal shape into one batched product.
+torch's own Muon runs its Newton-Schulz iteration in bfloat16, which is slow on CPUs without it;
+this one stays in float32 and stacks matrices of equal shape into one batched product.
 """
 
 from collections import defaultdict
