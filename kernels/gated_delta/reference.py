@@ -1,0 +1,102 @@
+"""Torch implementation of the gated delta rule: within a chunk, the u are one triangular solve."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.tree import relative_decay
+
+EPSILON = 1e-6
+
+
+def scan(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    chunk: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `kernels.gated_delta.scan`."""
+    n, T, Hv, V = v.shape
+    Hk, K = k.shape[2:]
+    y = torch.empty_like(v)
+    for start in range(0, T, chunk):
+        part = slice(start, start + chunk)
+        y[:, part], a, u, key = block(q[:, part], k[:, part], v[:, part], g[:, part], beta[:, part], state, None)
+        path = a.cumsum(1, dtype=torch.float64)
+        left = (path[:, -1:] - path).to(a.dtype).exp_()  # decay from each token to the chunk's end
+        updates = (u * left.unsqueeze(3)).view(n, -1, Hk, Hv // Hk * V).permute(0, 2, 3, 1) @ key.transpose(1, 2)
+        decay = path[:, -1].to(a.dtype).exp_()
+        state = torch.addcmul(updates.view(n, Hv, V, K), state, decay[:, :, None, None])
+    return y, state.clone() if T == 0 else state
+
+
+def steps(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    parents: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `kernels.gated_delta.steps`."""
+    n, T, Hv, V = v.shape
+    Hk, K = k.shape[2:]
+    query, key = _normalised(q, k, state.dtype)
+    value, beta, decay = v.to(state.dtype), beta.to(state.dtype), g.to(state.dtype).exp()
+    y = state.new_empty(n, T, Hv, V)
+    states = state.new_empty(n, T, Hv, V, K)
+    rows = torch.arange(n, device=v.device)
+    before = state
+    for t in range(T):
+        if parents is not None:
+            parent = parents[:, t]
+            before = torch.where((parent < 0)[:, None, None, None], state, states[rows, parent.clamp(min=0)])
+        torch.mul(before, decay[:, t, :, None, None], out=states[:, t])
+        grouped = states[:, t].view(n, Hk, Hv // Hk * V, K)
+        read = (grouped @ key[:, t].unsqueeze(3)).view(n, Hv, V)
+        u = (value[:, t] - read) * beta[:, t].unsqueeze(2)
+        grouped.addcmul_(u.view(n, Hk, -1, 1), key[:, t].unsqueeze(2))
+        y[:, t] = (grouped @ query[:, t].unsqueeze(3)).view(n, Hv, V)
+        before = states[:, t]
+    return y.to(v.dtype), states
+
+
+def block(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    parents: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See `kernels.gated_delta.block`."""
+    n, T, Hv, V = v.shape
+    Hk, K = k.shape[2:]
+    R = Hv // Hk
+    query, key = _normalised(q, k, state.dtype)
+    a = g.to(state.dtype)
+    total, pair = relative_decay(a, parents)
+    both = torch.cat([query, key], 1).transpose(1, 2)  # one pass over the state answers queries and keys
+    read = (both @ state.reshape(n, Hk, R * V, K).transpose(2, 3)).view(n, Hk, 2, T, R, V).permute(0, 2, 1, 4, 3, 5)
+    read = read * total.view(n, 1, Hk, R, T, 1)
+    scores = (both @ key.permute(0, 2, 3, 1)).view(n, Hk, 2, 1, T, T)
+    pair = pair.view(n, Hk, R, T, T)
+    weight = beta.to(state.dtype).view(n, T, Hk, R, 1).permute(0, 2, 3, 1, 4)
+    u = (v.to(state.dtype).view(n, T, Hk, R, V).permute(0, 2, 3, 1, 4) - read[:, 1]) * weight
+    if T > 1:
+        lower = weight * scores[:, :, 1] * pair
+        u = torch.linalg.solve_triangular(lower, u, upper=False, unitriangular=True)
+    y = ((pair * scores[:, :, 0]) @ u).add_(read[:, 0])
+    y, u = (each.reshape(n, Hv, T, V).transpose(1, 2) for each in (y, u))
+    return y.to(v.dtype), a, u.contiguous(), key
+
+
+def _normalised(q: torch.Tensor, k: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    q, k = q.to(dtype), k.to(dtype)
+    q = q * torch.rsqrt((q * q).sum(3, keepdim=True) + EPSILON) * q.shape[3] ** -0.5
+    return q, k * torch.rsqrt((k * k).sum(3, keepdim=True) + EPSILON)
