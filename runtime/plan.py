@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from runtime.api import FinishReason, Request, StateError, TokenLogprobs
 
@@ -151,6 +151,10 @@ class Outcome:
     errors: tuple[str | None, ...]
     drafts: tuple[tuple[int, ...], ...] = ()
     logprobs: tuple[tuple[TokenLogprobs, ...] | None, ...] = field(default=())
+
+    def with_drafts(self, drafts: tuple[tuple[int, ...], ...]) -> Outcome:
+        """The same outcome, with what a host proposer suggests."""
+        return replace(self, drafts=drafts)
 
     def check(self, batch: Batch) -> None:
         """Raises when this cannot be the outcome of `batch` (rows that are not live any more may say anything)."""

@@ -13,8 +13,8 @@ from runtime.plan import Batch, RowKind
 class StepPart:
     """The rows of one kind in one step; they are neighbours in the batch and in the flat token tensor.
 
-    slots, lengths [n] int64 (state slot; tokens committed before this step, on the device), fed: tokens fed per row
-    (host), row_starts [n + 1] int64 relative to the part, positions [t] int64, block_table [n, blocks] int64 (padded
+    slots, lengths [n] int64 (state slot; tokens committed before this step, on the device); slot_ids and fed: slots and
+    tokens fed per row, on the host; row_starts [n + 1] int64 relative to the part, positions [t] int64, block_table [n, blocks] int64 (padded
     with block 0), max_context: host upper bound of lengths + fed. `parents` is None for chains; for trees it is
     [n, max(fed)] int64, the index of each fed node's parent within its row (-1 for the root; parents come first).
     """
@@ -23,6 +23,7 @@ class StepPart:
     rows: slice
     tokens: slice
     slots: torch.Tensor
+    slot_ids: tuple[int, ...]
     lengths: torch.Tensor
     fed: tuple[int, ...]
     row_starts: torch.Tensor

@@ -69,7 +69,7 @@ class StepContext(Protocol):
 
     @abstractmethod
     def mix(self, layer: int, recurrence: Recurrence, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        """Convolves and mixes raw x [T, channels] with gates [T, heads, g]; returns [T, heads, V]. Writes candidates only."""
+        """Convolves and mixes raw x [T, channels] with gates [T, heads, g] into [T, heads, V]. Writes candidates only."""
 
 
 class AttentionPlan(Protocol):
@@ -149,8 +149,16 @@ class AttentionBackend(Protocol):
         """Folds pending inputs into the pool for these slots, so that any other reader finds the committed state."""
 
     @abstractmethod
+    def peek(self, slot: int) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """Per recurrent layer copies of conv [C, width - 1] and state [heads, V, K] at the committed position."""
+
+    @abstractmethod
     def has_pending(self, slot: int) -> bool:
         """Whether the committed state of `slot` lives partly in this backend's pending inputs."""
+
+    @abstractmethod
+    def num_folds(self) -> int:
+        """How many rows' inputs were left to be folded by a later reader, since start."""
 
     @abstractmethod
     def forget(self, slot: int) -> None:

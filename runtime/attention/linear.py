@@ -1,0 +1,133 @@
+"""What a strategy for recurrent layers must be able to do, and what both strategies share: prefill's end states."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from kernels.causal_conv1d import conv_block, conv_window
+from runtime.attention.backend import Recurrence
+from runtime.attention.padding import Tile, tiles
+from runtime.plan import RowKind
+from runtime.state.recurrent import RecurrentStore
+from runtime.step import StepPart
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Peeked:
+    """One layer's committed state, folded into copies: conv [C, width - 1], state [heads, V, K]."""
+
+    conv: torch.Tensor
+    state: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearPlan:
+    """fresh [n] bool or None: rows without an initial state (nothing computed yet).
+
+    `first_row`: the first scratch row this part writes candidates to; parts of one step do not share rows.
+    """
+
+    part: StepPart
+    tiles: tuple[Tile, ...]
+    fresh: torch.Tensor | None
+    first_row: int
+    serial: int
+
+
+class LinearAttention(Protocol):
+    """Runs recurrent layers of one part and keeps candidates in a layout of its own."""
+
+    @abstractmethod
+    def plan(self, part: StepPart, serial: int) -> LinearPlan:
+        """Prepares one part; makes room for its candidates."""
+
+    @abstractmethod
+    def mix(
+        self, layer: int, recurrence: Recurrence, x: torch.Tensor, gates: torch.Tensor, plan: LinearPlan
+    ) -> torch.Tensor:
+        """Raw x [t, channels], gates [t, heads, g] -> [t, heads, V]. Writes candidates; moves no committed state."""
+
+    @abstractmethod
+    def commit(self, plan: LinearPlan, kept: torch.Tensor, path: torch.Tensor) -> None:
+        """Makes the candidate after node path[i, kept[i] - 1] row i's committed state."""
+
+    @abstractmethod
+    def materialise(self, slots: Seq[int]) -> None:
+        """After this the pool alone holds the committed state of `slots`."""
+
+    @abstractmethod
+    def has_pending(self, slot: int) -> bool:
+        """Whether the pool alone does not."""
+
+    @abstractmethod
+    def num_folds(self) -> int:
+        """Rows committed by keeping inputs instead of a state."""
+
+    @abstractmethod
+    def forget(self, slot: int) -> None:
+        """Drops what is pending for a slot that changes hands."""
+
+    @abstractmethod
+    def peek(self, layer: int, slot: int) -> Peeked:
+        """The committed state, folded into copies."""
+
+
+def fresh_rows(part: StepPart) -> torch.Tensor | None:
+    """Rows that start from nothing. Decided by the committed length; only prefill can have one."""
+    return part.lengths == 0 if part.kind is RowKind.PREFILL else None
+
+
+class EndStates:
+    """Candidates of prefill rows: only the state after the last fed token, one scratch row per batch row."""
+
+    def __init__(self, store: RecurrentStore) -> None:
+        self._store = store
+        self._conv: dict[int, torch.Tensor] = {}
+        self._state: dict[int, torch.Tensor] = {}
+        self._capacity = 0
+
+    def reserve(self, num_rows: int) -> None:
+        """Room for scratch rows 0..num_rows - 1; grows by doubling, never shrinks."""
+        if num_rows <= self._capacity:
+            return
+        self._capacity = max(num_rows, 2 * self._capacity)
+        for layer, conv in self._store.conv.items():
+            self._conv[layer] = conv.new_empty(self._capacity, *conv.shape[1:])
+            state = self._store.state[layer]
+            self._state[layer] = state.new_empty(self._capacity, *state.shape[1:])
+
+    def mix(
+        self, layer: int, recurrence: Recurrence, x: torch.Tensor, gates: torch.Tensor, plan: LinearPlan
+    ) -> torch.Tensor:
+        """Scans every row from its committed state (zero when fresh) and keeps the end states as candidates."""
+        outputs = []
+        for tile in plan.tiles:
+            rows = tile.rows
+            slots = plan.part.slots[rows]
+            fresh = None if plan.fresh is None else plan.fresh[rows]
+            conv, state = self._store.load(layer, slots, fresh)
+            raw = tile.pad(x)
+            mixed = conv_block(raw, conv, recurrence.conv_weight, recurrence.conv_bias, None)
+            y, end = recurrence.scan(mixed, tile.pad(gates), state)
+            scratch = slice(plan.first_row + rows.start, plan.first_row + rows.stop)
+            path = torch.arange(tile.width, device=raw.device).expand(tile.num_rows, -1)
+            self._conv[layer][scratch] = conv_window(raw, conv, path, tile.last + 1)
+            self._state[layer][scratch] = end
+            outputs.append(tile.unpad(y))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def commit(self, plan: LinearPlan) -> None:
+        """Copies the end states into the pool."""
+        rows = slice(plan.first_row, plan.first_row + len(plan.part.fed))
+        for layer, conv in self._conv.items():
+            self._store.store(layer, plan.part.slots, conv[rows], self._state[layer][rows])
+
+
+def make_plan(part: StepPart, first_row: int, serial: int) -> LinearPlan:
+    """The part of a plan that every strategy needs."""
+    return LinearPlan(part, tiles(part.fed, part.lengths.device), fresh_rows(part), first_row, serial)

@@ -1,0 +1,208 @@
+"""From a configuration to a running engine: load, allocate, warm up, prove the commit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from runtime.api import CapabilityError, ConfigError, EngineConfig, ModelInfo
+from runtime.attention.registry import build_backend
+from runtime.auditor import Auditor
+from runtime.engine import Engine
+from runtime.machine import usable_cpus
+from runtime.memory import MemoryPlan, kv_shapes, plan_memory, recurrent_shapes
+from runtime.models.registry import DTYPES, load_model
+from runtime.runner import ModelRunner
+from runtime.sampling.store import SamplingStore
+from runtime.scheduler import Drafting, Limits, Scheduler
+from runtime.selftest import check_commit
+from runtime.speculation.proposer import Placement, SpeculativeProposer
+from runtime.speculation.registry import ProposerParts, build_proposer, parse
+from runtime.speculation.verify import Verifier
+from runtime.state.ledger import Ledger
+from runtime.state.paged import PagedStore
+from runtime.state.pool import StatePool
+from runtime.state.recurrent import RecurrentStore
+from runtime.spec import ModelSpec
+
+Progress = Callable[[str, float], None]
+
+
+class _Startup:
+    """Times the phases of a start and reports them."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self.seconds: dict[str, float] = {}
+
+    def report(self, phase: str, done: float) -> None:
+        if self._progress is not None:
+            self._progress(phase, done)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        self.report(name, 0.0)
+        yield
+        self.seconds[name] = time.perf_counter() - start
+        self.report(name, 1.0)
+
+
+def build_engine(config: EngineConfig, progress: Progress | None = None, *, poison: float | None = None) -> Engine:
+    """Builds an engine and runs its self-test.
+
+    Raises ConfigError or CapabilityError, one sentence each, when a setting, the model directory or their combination
+    cannot work; StateError when the self-test finds a commit that does not commit. `poison` is for tests: what leases
+    leave behind is overwritten with it.
+    """
+    startup = _Startup(progress)
+    method, k_max = parse(config.speculative)
+    if config.settle_lag not in (0, 1):
+        raise ConfigError(f"--settle-lag must be 0 or 1, not {config.settle_lag}")
+    if config.dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype {config.dtype!r}; there are {', '.join(DTYPES)}")
+    threads = config.threads or usable_cpus()
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(False)
+    device = _device(config.device)
+    dtype = DTYPES[config.dtype]
+    with startup.phase("load"):
+        loaded = load_model(
+            Path(config.model_dir),
+            dtype,
+            device,
+            with_mtp=method == "mtp",
+            progress=lambda done: startup.report("load", done),
+        )
+    spec = loaded.model.spec
+    with startup.phase("alloc"):
+        plan = plan_memory(config, spec, _kv_bytes_per_token(spec, dtype, with_mtp=method == "mtp"))
+        pool = _pool(config, spec, plan, k_max, dtype, device, poison)
+        parts = ProposerParts(loaded.model, loaded.mtp, pool, device)
+        proposer = None if method == "none" else build_proposer(method, parts)
+        runner = ModelRunner(loaded.model, num_slots=plan.num_slots, k_max=k_max, device=device)
+        sampling = SamplingStore(plan.num_slots, spec.vocab_size, device)
+        limits = Limits(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=plan.max_model_len,
+            max_queued_requests=config.max_queued_requests,
+            k_max=k_max,
+            settle_lag=config.settle_lag,
+        )
+        on_host = proposer is not None and proposer.placement is Placement.HOST
+        scheduler = Scheduler(pool.ledger, limits, Drafting(k=k_max, host=on_host))
+    with startup.phase("selftest"):
+        check_commit(pool, runner, vocab_size=spec.vocab_size, k_max=k_max)
+    info = ModelInfo(
+        architecture=spec.architecture,
+        vocab_size=spec.vocab_size,
+        max_model_len=scheduler.max_len,
+        eos_ids=spec.eos_ids,
+        max_drafts=k_max,
+        choices=_choices(config, spec, plan, pool, proposer, threads, scheduler.max_len),
+        startup_seconds=startup.seconds,
+    )
+    return Engine(
+        info=info,
+        scheduler=scheduler,
+        states=pool,
+        runner=runner,
+        sampling=sampling,
+        verifier=Verifier(sampling, k_max),
+        proposer=proposer,
+        auditor=Auditor(pool, runner, config.audit_interval),
+        settle_lag=config.settle_lag,
+    )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"unknown device {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: no CUDA device can be used here")
+    if device.type not in ("cpu", "cuda"):
+        raise CapabilityError(f"--device {name}: only cpu and cuda are supported")
+    return device
+
+
+def _kv_bytes_per_token(spec: ModelSpec, dtype: torch.dtype, *, with_mtp: bool) -> int:
+    layers = [*kv_shapes(spec.layers).values(), *(kv_shapes(spec.mtp_layers).values() if with_mtp else ())]
+    return sum(shape.kv_heads * (shape.k_dim + shape.v_dim) for shape in layers) * dtype.itemsize
+
+
+def _pool(
+    config: EngineConfig,
+    spec: ModelSpec,
+    plan: MemoryPlan,
+    k_max: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    poison: float | None,
+) -> StatePool:
+    ledger = Ledger(
+        num_blocks=plan.num_blocks,
+        block_size=config.block_size,
+        num_slots=plan.num_slots,
+        max_blocks_per_seq=plan.max_blocks,
+    )
+    kv = PagedStore(kv_shapes(spec.layers), plan.num_blocks, config.block_size, dtype=dtype, device=device)
+    recurrent = RecurrentStore(recurrent_shapes(spec.layers), plan.num_slots, device=device)
+    backend = build_backend(
+        config.prefill_backend,
+        config.decode_backend,
+        config.speculative_attention_mode,
+        kv=kv,
+        recurrent=recurrent,
+        max_fed=1 + k_max,
+    )
+    return StatePool(
+        ledger,
+        kv,
+        recurrent,
+        backend,
+        max_blocks=plan.max_blocks,
+        reserve_ahead=k_max,
+        device=device,
+        poison=poison,
+    )
+
+
+def _choices(
+    config: EngineConfig,
+    spec: ModelSpec,
+    plan: MemoryPlan,
+    pool: StatePool,
+    proposer: SpeculativeProposer | None,
+    threads: int,
+    max_len: int,
+) -> dict[str, str]:
+    """Every resolved choice, in the order of the start line."""
+    return {
+        "architecture": spec.architecture,
+        "layers": f"{len(spec.attention_layers)} attention + {len(spec.recurrent_layers)} recurrent",
+        "device": config.device,
+        "dtype": config.dtype,
+        "state_dtype": "float32",
+        "threads": str(threads),
+        "prefill_backend": config.prefill_backend,
+        "decode_backend": config.decode_backend,
+        "verify_by": config.speculative_attention_mode,
+        "speculative": config.speculative if proposer is not None else "none",
+        "settle_lag": str(config.settle_lag),
+        "max_model_len": str(max_len),
+        "max_num_seqs": str(config.max_num_seqs),
+        "max_num_batched_tokens": str(config.max_num_batched_tokens),
+        "block_size": str(config.block_size),
+        "kv_blocks": str(plan.num_blocks - 1),
+        "state_slots": str(plan.num_slots - 1),
+        "kv_mib": f"{pool.kv.num_bytes / 2**20:.1f}",
+        "state_mib": f"{pool.recurrent.num_bytes / 2**20:.1f}",
+        "draft_mib": f"{0 if proposer is None else proposer.num_bytes() / 2**20:.1f}",
+    }

@@ -1,0 +1,268 @@
+"""One step of serving, read top to bottom; and the engine as a Python API."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from runtime.api import (
+    STEP_KINDS,
+    STEP_PHASES,
+    Accepted,
+    CancelReason,
+    Delta,
+    EngineCore,
+    EngineStats,
+    ModelInfo,
+    Rejected,
+    Request,
+    RequestError,
+    StateError,
+)
+from runtime.auditor import Auditor
+from runtime.outcome import read_back
+from runtime.plan import Batch, Outcome
+from runtime.runner import ModelRunner
+from runtime.sampling.store import SamplingStore
+from runtime.scheduler import Scheduler
+from runtime.speculation.proposer import Drafts, Placement, SpeculativeProposer
+from runtime.speculation.verify import Verifier
+from runtime.state.pool import StatePool, StateTxn
+from runtime.step import ForwardBatch, Verdict
+
+log = logging.getLogger("lockstep.engine")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flight:
+    """A committed step that the host has not read yet."""
+
+    txn: StateTxn
+    fb: ForwardBatch
+    verdict: Verdict
+    hidden: torch.Tensor
+    drafts: Drafts | None
+
+
+class Engine(EngineCore):
+    """schedule, begin, forward, judge, commit, extend, propose, settle. Build one with `runtime.build.build_engine`.
+
+    `settle_lag` 1 lets a step start before the host has seen the previous one.
+    """
+
+    def __init__(
+        self,
+        *,
+        info: ModelInfo,
+        scheduler: Scheduler,
+        states: StatePool,
+        runner: ModelRunner,
+        sampling: SamplingStore,
+        verifier: Verifier,
+        proposer: SpeculativeProposer | None,
+        auditor: Auditor,
+        settle_lag: int,
+    ) -> None:
+        self.scheduler = scheduler
+        self.states = states
+        self.runner = runner
+        self.proposer = proposer
+        self.auditor = auditor
+        self._info = info
+        self._sampling = sampling
+        self._verifier = verifier
+        self._lag = settle_lag
+        self._flights: deque[_Flight] = deque()
+        self._bound: dict[int, int] = {}
+        self._serial = 0
+        self._last_step = time.time()
+        self._steps = dict.fromkeys(STEP_KINDS, 0)
+        self._seconds = dict.fromkeys(STEP_PHASES, 0.0)
+        self._draft_failures = 0
+        self._non_finite = 0
+
+    # --- the engine's door
+
+    @property
+    def info(self) -> ModelInfo:
+        """What was resolved at start."""
+        return self._info
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is alive or a step unsettled."""
+        return self.scheduler.has_work
+
+    def submit(self, request: Request) -> Accepted | Rejected:
+        """Queues a request or says why not."""
+        return self.scheduler.add(request, time.monotonic())
+
+    def cancel(self, request_id: str, reason: CancelReason, keep: int) -> None:
+        """Ends a request; its last delta comes with the next step."""
+        self.scheduler.cancel(request_id, keep=keep, now=time.monotonic())
+
+    def drain(self) -> None:
+        """Rejects new requests from now on."""
+        self.scheduler.drain()
+
+    def stats(self) -> EngineStats:
+        """The current counters and gauges."""
+        stats = EngineStats()
+        self.scheduler.fill(stats)
+        counts = self.states.counts
+        stats.commits, stats.commits_missing, stats.aborted_steps = counts.commits, counts.missing, counts.aborted
+        stats.commits_full, stats.commits_partial = counts.full, counts.partial
+        stats.commits_bonus_only = counts.bonus_only
+        stats.folds = self.states.backend.num_folds()
+        stats.audits_ok, stats.audits_mismatch = self.auditor.ok, self.auditor.mismatches
+        stats.steps, stats.step_seconds = dict(self._steps), dict(self._seconds)
+        stats.last_step_time, stats.step_serial = self._last_step, self._serial
+        stats.draft_failures, stats.non_finite_rows = self._draft_failures, self._non_finite
+        return stats
+
+    def generate(self, requests: Iterable[Request]) -> Iterator[Delta]:
+        """Offline use: runs requests to their end and yields their deltas as they come.
+
+        Raises RequestError for one that is not accepted; nothing else must be driving this engine meanwhile.
+        """
+        for request in requests:
+            answer = self.submit(request)
+            if isinstance(answer, Rejected):
+                raise RequestError(answer.message, param=answer.param, code=answer.code)
+        while self.has_work:
+            yield from self.step()
+
+    # --- the step
+
+    def step(self) -> Seq[Delta]:
+        """Runs one step and settles what is due; returns what that adds to requests."""
+        self._last_step = time.time()
+        deltas = self.scheduler.take_ended()
+        with self._timed("schedule"):
+            batch = self.scheduler.schedule(time.monotonic())
+        if batch is not None:
+            try:
+                self._flights.append(self._run(batch))
+            except Exception as error:
+                log.exception("step %d failed", batch.serial)
+                if isinstance(error, StateError) and not self.states.is_sound():
+                    raise
+                deltas += self.scheduler.fail(batch, "The engine failed on this request.", time.monotonic())
+        while len(self._flights) > (self._lag if batch is not None else 0):
+            deltas += self._settle(self._flights.popleft())
+            if batch is None:
+                break
+        deltas += self.scheduler.take_ended()
+        return deltas
+
+    def _run(self, batch: Batch) -> _Flight:
+        """Forward, judge, commit, and drafts for the next step. On any failure committed state is untouched."""
+        with self._timed("prepare"):
+            self._bind(batch)
+            txn = self.states.begin(batch)
+        try:
+            with self._timed("prepare"):
+                fb = self.runner.prepare(txn)
+            with self._timed("forward"):
+                hidden, logits = self.runner.forward(txn, fb)
+            with self._timed("judge"):
+                verdict = self._verifier.judge(fb, logits)
+            with self._timed("commit"):
+                self.states.commit(txn, verdict)
+        except BaseException:
+            self.states.abort_if_open(txn)
+            raise
+        self.runner.keep(fb, verdict)
+        self._serial += 1
+        self._steps[batch.kind] += 1
+        return _Flight(txn, fb, verdict, hidden, self._draft(txn, fb, hidden, verdict))
+
+    def _draft(self, txn: StateTxn, fb: ForwardBatch, hidden: torch.Tensor, verdict: Verdict) -> Drafts | None:
+        """The drafter's own state follows every step; drafts of a device proposer stay on the device."""
+        if self.proposer is None or not any(row.seq.num_drafts for row in txn.batch.rows):
+            return None
+        wanted = tuple(row.want_drafts for row in txn.batch.rows)
+        try:
+            with self._timed("extend"):
+                self.proposer.extend(txn, fb, hidden, verdict)
+            if self.proposer.placement is Placement.HOST or not any(wanted):
+                return None
+            with self._timed("propose"):
+                drafts = self.proposer.propose(txn, fb, hidden, verdict, wanted)
+        except StateError:
+            raise
+        except Exception:
+            # A drafter can cost speed, never an answer: the next step verifies whatever lies in the feed.
+            self._note_draft_failure()
+            return None
+        self.runner.keep_drafts(fb, drafts.tokens)
+        return drafts
+
+    def _settle(self, flight: _Flight) -> list[Delta]:
+        """The host half: reads the verdict back, frees what ended, tells the scheduler."""
+        with self._timed("settle"):
+            outcome = read_back(flight.txn.batch, flight.verdict)
+            self._non_finite += sum(error is not None for error in outcome.errors)
+        outcome = self._host_drafts(flight, outcome)
+        with self._timed("settle"):
+            self.states.settle(flight.txn, outcome)
+            deltas = self.scheduler.update(flight.txn.batch, outcome, time.monotonic())
+        self.auditor.after_step(flight.txn.batch)
+        return deltas
+
+    def _host_drafts(self, flight: _Flight, outcome: Outcome) -> Outcome:
+        """Drafts of a host proposer join the outcome, since the scheduler plans with them."""
+        wanted = tuple(row.want_drafts for row in flight.txn.batch.rows)
+        if self.proposer is None or self.proposer.placement is not Placement.HOST or not any(wanted):
+            return outcome
+        try:
+            with self._timed("propose"):
+                drafts = self.proposer.propose(flight.txn, flight.fb, flight.hidden, flight.verdict, wanted)
+        except StateError:
+            raise
+        except Exception:
+            self._note_draft_failure()
+            return outcome
+        tokens = drafts.tokens.tolist()
+        chosen = tuple(tuple(tokens[i][:count]) for i, count in enumerate(drafts.lengths))
+        return outcome.with_drafts(chosen)
+
+    def _bind(self, batch: Batch) -> None:
+        """Sampling data follows the leases: dropped with the old, written with the new."""
+        for slot in self.states.sweep():
+            if self._bound.pop(slot, None) is not None:
+                self._sampling.release(slot)
+        for row in batch.rows:
+            lease, seq = row.lease, row.seq
+            if self._bound.get(lease.slot) == lease.serial:
+                continue
+            self._sampling.bind(
+                lease.slot,
+                seq.request.sampling,
+                prompt=seq.request.prompt,
+                output_tokens=seq.tokens[seq.prompt_len :],
+                prompt_len=seq.prompt_len,
+                max_total=seq.max_total,
+                eos_ids=self._info.eos_ids,
+            )
+            self._bound[lease.slot] = lease.serial
+
+    def _note_draft_failure(self) -> None:
+        self._draft_failures += 1
+        if self._draft_failures & (self._draft_failures - 1) == 0:  # 1st, 2nd, 4th, 8th ... : loud once, never a flood
+            log.exception("the proposer failed (%d times so far); its requests go on undrafted", self._draft_failures)
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[phase] += time.perf_counter() - start

@@ -1,0 +1,131 @@
+"""The model's native multi-token-prediction head, applied recurrently.
+
+Entry t of the head's KV is made of the embedding of token t + 1 and the target's hidden state at t; its output at t
+predicts token t + 2, and deeper drafts feed the head its own output (DeepSeek-V3, arXiv:2412.19437, section 2.2).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from runtime.api import CapabilityError, StateError
+from runtime.attention.backend import Recurrence, StepContext
+from runtime.attention.full import FullAttention, FullPlan, cells_of
+from runtime.memory import kv_shapes
+from runtime.models.base import HybridModel, MtpHead
+from runtime.plan import RowKind
+from runtime.speculation.proposer import Drafts, HiddenNeed, Placement, SpeculativeProposer
+from runtime.speculation.registry import ProposerParts
+from runtime.state.paged import PagedStore
+from runtime.state.pool import StatePool, StateTxn
+from runtime.step import ForwardBatch, StepPart, Verdict
+
+
+class _DraftContext(StepContext):
+    """The head's way to its own KV. A head has no recurrent layers."""
+
+    def __init__(self, full: FullAttention, plans: tuple[FullPlan, ...]) -> None:
+        self._full = full
+        self._plans = plans
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+        if len(self._plans) == 1:
+            return self._full.attend(layer, q, k, v, scale, self._plans[0])
+        return torch.cat([
+            self._full.attend(layer, q[p.part.tokens], k[p.part.tokens], v[p.part.tokens], scale, p)
+            for p in self._plans
+        ])
+
+    def mix(self, layer: int, recurrence: Recurrence, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        raise StateError("an MTP head with recurrent layers is refused when the model is loaded")
+
+
+class MtpProposer(SpeculativeProposer):
+    """Drafts on the device; k = 0..k_max. Its KV uses the target's block numbers, in a store of its own.
+
+    Drafting writes entries behind the committed length. They are a throw-away: the next `extend` writes every entry up
+    to the new committed length again, and nothing reads beyond it.
+    """
+
+    name = "mtp"
+    placement = Placement.DEVICE
+    needs = HiddenNeed.FINAL
+
+    def __init__(self, model: HybridModel, head: MtpHead, pool: StatePool, store: PagedStore) -> None:
+        self._model = model
+        self._head = head
+        self._pool = pool
+        self._store = store
+        self._full = FullAttention(store)
+        self._last: torch.Tensor | None = None
+
+    def num_bytes(self) -> int:
+        """The head's KV."""
+        return self._store.num_bytes
+
+    def extend(self, txn: StateTxn, fb: ForwardBatch, hidden: torch.Tensor, verdict: Verdict) -> None:
+        """Feeds every fed position; what lies behind the kept ones is overwritten by a later step.
+
+        Inside a chunk, and inside an accepted block, token t + 1 is the next fed token; behind the last kept one it is
+        the emitted token, or the prompt's next token when the chunk does not end the prompt.
+        """
+        last = fb.row_starts[:-1] + verdict.kept.long() - 1
+        index = (verdict.num_emitted - 1).clamp(min=0).long()[:, None]
+        emitted = verdict.emitted.gather(1, index)[:, 0]
+        known = torch.tensor([row.next_token for row in txn.batch.rows], device=last.device)
+        following = torch.cat([fb.tokens[1:], fb.tokens[:1]])
+        following[last] = torch.where(verdict.num_emitted > 0, emitted, known).clamp(min=0)
+        context = _DraftContext(self._full, tuple(self._full.plan(part) for part in fb.parts))
+        self._last = self._head.forward(following, hidden, fb.positions, context)[last]
+
+    def propose(
+        self, txn: StateTxn, fb: ForwardBatch, hidden: torch.Tensor, verdict: Verdict, num_drafts: tuple[int, ...]
+    ) -> Drafts:
+        """Greedy drafts, one head pass per depth; the first needs none, its output is `extend`'s."""
+        assert self._last is not None
+        depth = max(num_drafts)
+        rows = [i for i, count in enumerate(num_drafts) if count > 0]
+        index = torch.tensor(rows, device=fb.slots.device)
+        out = torch.zeros(len(num_drafts), depth, dtype=torch.long, device=fb.slots.device)
+        state, slots = self._last[index], fb.slots[index]
+        token = self._model.logits(state).argmax(-1)
+        out[index, 0] = token
+        lengths = self._pool.lengths[slots]
+        context = max(txn.batch.rows[i].lease.bound for i in rows)
+        table = self._pool.table_of(slots, context + depth)
+        for step in range(1, depth):
+            plan = self._plan(slots, table, lengths + (step - 1), context + step)
+            state = self._head.forward(token, state, plan.part.positions, _DraftContext(self._full, (plan,)))
+            token = self._model.logits(state).argmax(-1)
+            out[index, step] = token
+        return Drafts(out, num_drafts)
+
+    def _plan(self, slots: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, max_context: int) -> FullPlan:
+        count = slots.shape[0]
+        rows = torch.arange(count, device=slots.device)
+        part = StepPart(
+            kind=RowKind.DECODE,
+            rows=slice(0, count),
+            tokens=slice(0, count),
+            slots=slots,
+            slot_ids=(),
+            lengths=lengths,
+            fed=(1,) * count,
+            row_starts=torch.arange(count + 1, device=slots.device),
+            positions=lengths,
+            block_table=table,
+            max_context=max_context,
+        )
+        return FullPlan(part, cells_of(table, rows, lengths, self._store.block_size))
+
+
+def build(parts: ProposerParts) -> MtpProposer:
+    """Needs a checkpoint with an MTP head, whose KV lies in the same blocks as the target's."""
+    if parts.head is None:
+        raise CapabilityError(f"--speculative mtp: {parts.model.spec.architecture} comes without an MTP head here")
+    pool = parts.pool
+    kv = pool.kv
+    store = PagedStore(
+        kv_shapes(parts.model.spec.mtp_layers), kv.num_blocks, kv.block_size, dtype=kv.dtype, device=parts.device
+    )
+    return MtpProposer(parts.model, parts.head, pool, store)
