@@ -138,6 +138,10 @@ class ConfigFile:
             raise self._wrong(key, "a string")
         return value
 
+    def is_text(self, key: str, text: str) -> bool:
+        """Whether the key holds exactly this string."""
+        return self._values.get(key) == text
+
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of strings."""
         value = self._get(key, None)
