@@ -1,0 +1,232 @@
+"""An answer on its way: deltas of token ids in, pieces of text out. One path for streams and whole responses.
+
+Owns what was really delivered: usage, `keep` of a cancelled request and the token metrics are counted here, after stop
+strings cut.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from runtime.api import CancelReason, Delta, EngineError, FinishReason, Request, TokenLogprobs
+from server.detokenize import detokenizer
+from server.job import Job
+from server.link import EngineLink, Inbox
+from server.logs import event
+from server.metrics import Metrics
+from server.stop import StopMatcher
+from server.tokenizer import TextTokenizer
+
+_log = logging.getLogger(__name__)
+
+
+class GenerationError(EngineError):
+    """The engine gave up on one request. The reason is for the log; the client is told that it failed."""
+
+
+@dataclass(slots=True)
+class TokenText:
+    """One generated token for the logprobs of a response; `offset` is where its text begins in the answer."""
+
+    logprobs: TokenLogprobs
+    offset: int
+
+
+@dataclass(slots=True)
+class Piece:
+    """Something to deliver for one choice: text, the tokens behind it, and at the end why it ended."""
+
+    index: int
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenText] = field(default_factory=list)
+    finish: str | None = None
+
+
+@dataclass(slots=True)
+class Usage:
+    """Exact counts of one response."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
+
+
+class Choice:
+    """One generation: its decoder, its stop strings, its counts."""
+
+    def __init__(self, index: int, request: Request, job: Job, tokenizer: TextTokenizer) -> None:
+        fields = job.fields
+        self.index = index
+        self.request = request
+        self.num_tokens = 0
+        self.finish: str | None = None
+        self.stopped_by_string = False
+        self.drafted = self.accepted = self.cached_tokens = 0
+        self._min_tokens = request.sampling.min_tokens
+        self._show_stop = fields.include_stop_str_in_output
+        self._decoder = detokenizer(tokenizer, skip_special_tokens=fields.skip_special_tokens)
+        self._stops = StopMatcher(fields.stop, include=self._show_stop)
+        self._one_by_one = self._stops.active or request.sampling.logprobs is not None
+        self._chars = 0
+        self._pending = Piece(index)
+
+    def take(self, delta: Delta) -> None:
+        """Adds what a delta brings."""
+        self.drafted, self.accepted = max(self.drafted, delta.drafted), max(self.accepted, delta.accepted)
+        self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+        if self.finish is not None:
+            return
+        tokens = delta.tokens
+        hidden = 1 if delta.finish is FinishReason.STOP and tokens and not self._show_stop else 0
+        if self._one_by_one:
+            self._take_each(delta, len(tokens) - hidden)
+        else:
+            self._pending.text += self._decoder.feed(tokens[: len(tokens) - hidden])
+            self._pending.tokens += tokens
+            self.num_tokens += len(tokens)
+        if self.finish is None and delta.finish is not None:
+            self._end(delta)
+
+    def _take_each(self, delta: Delta, visible: int) -> None:
+        for position, token in enumerate(delta.tokens):
+            self.num_tokens += 1
+            self._pending.tokens.append(token)
+            if delta.logprobs is not None:
+                self._pending.logprobs.append(TokenText(delta.logprobs[position], self._chars))
+            if position >= visible:
+                continue
+            self._add(self._decoder.feed((token,)))
+            if self._stops.matched is not None:
+                self.finish = "stop"
+                self.stopped_by_string = delta.finish is None
+                return
+
+    def _add(self, text: str) -> None:
+        """Text past the stop matcher, which sleeps until `min_tokens` are there."""
+        self._chars += len(text)
+        if self.num_tokens < self._min_tokens:
+            self._pending.text += text
+        else:
+            self._pending.text += self._stops.feed(text)
+
+    def _end(self, delta: Delta) -> None:
+        if delta.finish not in (FinishReason.STOP, FinishReason.LENGTH):
+            event(_log, logging.WARNING, "generation failed", id=self.request.id, error=delta.error)
+            raise GenerationError(delta.error or "aborted")
+        self._pending.text += self._stops.feed(self._decoder.flush())
+        if self._stops.matched is not None:
+            self.finish = "stop"
+            return
+        self._pending.text += self._stops.flush()
+        self.finish = delta.finish.value
+
+    def piece(self) -> Piece | None:
+        """What can be delivered now. Tokens whose text is still held back wait for it."""
+        piece = self._pending
+        if not piece.text and self.finish is None:
+            return None
+        piece.finish = self.finish
+        self._pending = Piece(self.index)
+        return piece
+
+
+class Answer:
+    """All choices of one HTTP request."""
+
+    def __init__(self, job: Job, link: EngineLink, inbox: Inbox, tokenizer: TextTokenizer, metrics: Metrics) -> None:
+        self.job = job
+        self._link = link
+        self._inbox = inbox
+        self._metrics = metrics
+        self._choices = {
+            request.id: Choice(index, request, job, tokenizer) for index, request in enumerate(job.requests)
+        }
+        self._open: set[str] = set()  # accepted by the engine, last delta not seen
+        self._started = time.perf_counter()
+        self._last_emission: dict[str, float] = {}
+
+    async def open(self) -> None:
+        """Submits every choice; returns when the engine accepted all, else none is left behind."""
+        for request in self.job.requests:
+            self._open.add(request.id)
+            try:
+                await self._link.submit(request, self._inbox)
+            except EngineError:
+                self._open.discard(request.id)
+                self.close(CancelReason.SHUTDOWN)
+                raise
+            except BaseException:
+                self.close(CancelReason.CLIENT_GONE)
+                raise
+        for request in self.job.requests:
+            self._metrics.request_accepted(len(request.prompt), request.sampling.max_tokens)
+
+    async def pieces(self) -> AsyncIterator[list[Piece]]:
+        """What to deliver, as it comes, until every choice has ended. Raises EngineError when one cannot."""
+        while self._open:
+            touched: dict[int, Choice] = {}
+            for delta in await self._inbox.receive():
+                choice = self._choices[delta.request_id]
+                self._take(choice, delta)
+                touched[choice.index] = choice
+            pieces = [piece for choice in touched.values() if (piece := choice.piece()) is not None]
+            if pieces:
+                yield pieces
+
+    def _take(self, choice: Choice, delta: Delta) -> None:
+        request_id = delta.request_id
+        if request_id not in self._open:
+            return
+        before = choice.num_tokens
+        try:
+            choice.take(delta)
+        finally:
+            self._observe(request_id, choice.num_tokens - before)
+        if choice.finish is None:
+            return
+        self._open.discard(request_id)
+        if choice.stopped_by_string:
+            self._link.cancel(request_id, CancelReason.STOP_STRING, choice.num_tokens)
+        self._metrics.request_finished(choice.finish, choice.num_tokens, time.perf_counter() - self._started)
+
+    def _observe(self, request_id: str, count: int) -> None:
+        if count == 0:
+            return
+        now = time.perf_counter()
+        last = self._last_emission.get(request_id)
+        if last is None:
+            self._metrics.first_tokens(now - self._started, count)
+        else:
+            self._metrics.more_tokens(now - last, count)
+        self._last_emission[request_id] = now
+
+    def close(self, reason: CancelReason) -> None:
+        """Takes back what has not ended. Harmless when everything has."""
+        for request_id in sorted(self._open):
+            choice = self._choices[request_id]
+            self._link.cancel(request_id, reason, choice.num_tokens)
+            outcome = "error" if reason is CancelReason.SHUTDOWN else "abort"
+            self._metrics.request_finished(outcome, choice.num_tokens, time.perf_counter() - self._started)
+        self._open.clear()
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated tokens delivered so far, over all choices."""
+        return sum(choice.num_tokens for choice in self._choices.values())
+
+    def usage(self) -> Usage:
+        """The counts: each prompt once, every choice's tokens."""
+        choices = list(self._choices.values())
+        return Usage(
+            prompt_tokens=sum(map(len, self.job.prompts)),
+            completion_tokens=sum(choice.num_tokens for choice in choices),
+            cached_tokens=sum(choice.cached_tokens for choice in choices[:: self.job.n]),
+            drafted_tokens=sum(choice.drafted for choice in choices),
+            accepted_tokens=sum(choice.accepted for choice in choices),
+        )

@@ -1,0 +1,106 @@
+"""The HTTP response of a generation: a stream of events or one JSON body, and the watch for a client that leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from runtime.api import CancelReason, EngineError
+from server.answer import Answer
+from server.errors import from_exception
+from server.link import Inbox
+from server.logs import event
+from server.render import Renderer
+
+DONE = b"data: [DONE]\n\n"
+_log = logging.getLogger(__name__)
+_encode = msgspec.json.Encoder().encode
+
+
+class ClientGoneError(EngineError):
+    """The client closed its connection. Nobody will read a response."""
+
+
+def sse(message: Mapping[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + _encode(message) + b"\n\n"
+
+
+class AnswerResponse(Response):
+    """Delivers one answer. `leave` is called when it is over, however it ended."""
+
+    def __init__(self, answer: Answer, renderer: Renderer, inbox: Inbox, leave: Callable[[Inbox], None]) -> None:
+        self.answer = answer
+        self._renderer = renderer
+        self._inbox = inbox
+        self._leave = leave
+        self.status_code = 200
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs the generation to its end, or until the client is gone."""
+        watch = asyncio.create_task(self._watch(receive))
+        reason = CancelReason.CLIENT_GONE
+        try:
+            if self.answer.job.fields.stream:
+                await self._stream(send)
+            else:
+                await self._whole(scope, receive, send)
+        except ClientGoneError:
+            event(_log, logging.INFO, "client gone", id=self.answer.job.id, tokens=self.answer.num_tokens)
+        except OSError:
+            event(_log, logging.INFO, "client gone", id=self.answer.job.id, tokens=self.answer.num_tokens)
+        except EngineError:
+            reason = CancelReason.SHUTDOWN
+            raise
+        finally:
+            watch.cancel()
+            self.answer.close(reason)
+            self._leave(self._inbox)
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._inbox.fail(ClientGoneError("client gone"), at_once=True)
+
+    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        collected = [piece async for pieces in self.answer.pieces() for piece in pieces]
+        body = self._renderer.body(collected, self.answer.usage())
+        await Response(_encode(body), media_type="application/json")(scope, receive, send)
+
+    async def _stream(self, send: Send) -> None:
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            async for data in self._events():
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except ClientGoneError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the headers are out, an error frame is all that is left
+            if not isinstance(error, EngineError):
+                _log.exception("stream failed")
+            self.answer.close(CancelReason.SHUTDOWN)
+            data = sse(from_exception(error).body()) + DONE
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        renderer = self._renderer
+        opening = b"".join(map(sse, renderer.opening()))
+        if opening:
+            yield opening
+        async for pieces in self.answer.pieces():
+            yield b"".join([sse(renderer.chunk(piece)) for piece in pieces])
+        if self.answer.job.include_usage:
+            yield sse(renderer.usage_chunk(self.answer.usage()))
+        yield DONE

@@ -1,0 +1,1 @@
+"""The routes: thin, parse and hand on."""

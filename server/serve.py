@@ -1,0 +1,173 @@
+"""`lockstep serve`: port first, then the engine process, then the web modules; signals; exit codes.
+
+0 ended on request, 1 the engine failed, 2 a setting cannot work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from runtime.api import ConfigError, ModelInfo, Progress
+from server import settings as settings_module
+from server.link import StartError
+from server.process_link import ProcessLink
+from server.settings import Settings
+
+if TYPE_CHECKING:
+    from server.service import Service
+    from server.webserver import WebServer
+
+BACKLOG = 2048
+
+
+def say(text: str) -> None:
+    """One line for the person who typed the command."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The listening socket; raises ConfigError with one sentence."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConfigError(f"The host {host!r} is not known.") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        reason = "is already in use" if error.errno == 98 else f"cannot be used: {error.strerror}"
+        raise ConfigError(f"Port {port} on {host} {reason}.") from error
+    listener.setblocking(False)
+    return listener
+
+
+def report_progress(progress: Progress) -> None:
+    """A line per step of loading."""
+    say(f"lockstep: {progress.phase} {progress.done:.0%}")
+
+
+def start_line(settings: Settings, info: ModelInfo, address: str, seconds: float) -> str:
+    """Every resolved choice on one line."""
+    choices = {
+        "model": settings.model_name,
+        "architecture": info.architecture,
+        "max_model_len": str(info.max_model_len),
+        "speculative": settings.speculative,
+    } | info.choices
+    spent = {f"{phase}_s": f"{value:.2f}" for phase, value in info.startup_seconds.items()}
+    words = [f"{name}={value}" for name, value in (choices | spent).items()]
+    return f"lockstep: ready in {seconds:.2f} s on {address} " + " ".join(words)
+
+
+def address_of(listener: socket.socket) -> str:
+    """The URL people can use."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Run:
+    """One life of the server: start, serve, drain, end."""
+
+    def __init__(
+        self, settings: Settings, service: Service, server: WebServer, listener: socket.socket, started: float
+    ) -> None:
+        self._settings = settings
+        self._service = service
+        self._server = server
+        self._listener = listener
+        self._started = started
+        self._signals = 0
+        self._stop = asyncio.Event()
+        self._now = asyncio.Event()
+
+    async def until_stopped(self) -> int:
+        """Serves until a signal or a failure; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        starting = asyncio.create_task(self._begin())
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({serving, starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done() and not stopping.done():
+                starting.result()
+                await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return 0
+        except StartError as error:
+            sys.stderr.write(f"lockstep serve: {error}\n")
+            return 2 if error.config else 1
+        except ConfigError as error:
+            sys.stderr.write(f"lockstep serve: {error}\n")
+            return 2
+        finally:
+            await self._end(serving, starting, stopping)
+
+    async def _begin(self) -> None:
+        model = await self._service.start()
+        seconds = time.monotonic() - self._started
+        self._service.metrics.startup_total(seconds)
+        say(start_line(self._settings, model.info, address_of(self._listener), seconds))
+
+    def _signalled(self) -> None:
+        self._signals += 1
+        self._service.drain()
+        self._stop.set()
+        if self._signals > 1:
+            self._now.set()
+
+    async def _end(self, serving: asyncio.Task[None], *others: asyncio.Task[object]) -> None:
+        """Lets running requests finish, then ends them, then the sockets, then the engine."""
+        self._service.drain()
+        now = asyncio.create_task(self._now.wait())
+        drained = asyncio.create_task(self._service.admission.drained(self._settings.drain_timeout))
+        await asyncio.wait({now, drained}, return_when=asyncio.FIRST_COMPLETED)
+        self._service.interrupt()
+        await self._service.admission.drained(1.0)
+        self._server.should_exit = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(serving, 2.0)
+        for task in (now, drained, *others):
+            task.cancel()
+        await asyncio.gather(now, drained, *others, return_exceptions=True)
+        await self._service.link.close()
+
+
+def run(settings: Settings, listener: socket.socket, link: ProcessLink, started: float) -> int:
+    """Everything that needs the web modules; they are imported while the engine process already loads."""
+    from server import logs
+    from server.app import create_app
+    from server.service import Service
+    from server.webserver import event_loop, web_server
+
+    logs.configure(settings.log_level)
+    service = Service(settings, link)
+    server = web_server(create_app(service))
+    with asyncio.Runner(loop_factory=event_loop) as runner:
+        return runner.run(Run(settings, service, server, listener, started).until_stopped())
+
+
+def main(arguments: list[str]) -> int:
+    """The command."""
+    started = time.monotonic()
+    try:
+        settings = settings_module.load(arguments, os.environ).resolved()
+        listener = bind(settings.host, settings.port)
+    except ConfigError as error:
+        sys.stderr.write(f"lockstep serve: {error}\n")
+        return 2
+    say(f"lockstep: loading {settings.model_path}")
+    link = ProcessLink(settings.engine_config(), stall_timeout=settings.stall_timeout, on_progress=report_progress)
+    with listener:
+        return run(settings, listener, link, started)

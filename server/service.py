@@ -1,0 +1,129 @@
+"""The composition root of the HTTP process: settings, engine link, text, admission and metrics, in one place."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from runtime.api import CapacityError, EngineError, ModelInfo, RequestError
+from server.admission import Admission
+from server.answer import Answer
+from server.auth import Keys
+from server.errors import ApiError
+from server.job import Job, SamplingDefaults
+from server.link import EngineLink, Inbox, UnavailableError
+from server.metrics import Metrics
+from server.prompt import PromptEncoder
+from server.settings import Settings
+from server.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is known once the engine is ready."""
+
+    name: str
+    created: int
+    info: ModelInfo
+    encoder: PromptEncoder
+    defaults: SamplingDefaults
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """The model's tokenizer."""
+        return self.encoder.tokenizer
+
+
+class Service:
+    """Everything a route needs. `link` may be built before anything else, so that the engine loads meanwhile."""
+
+    def __init__(self, settings: Settings, link: EngineLink) -> None:
+        self.settings = settings
+        self.link = link
+        self.keys = Keys(settings.api_key)
+        self.admission = Admission()
+        self.metrics = Metrics(settings.model_name, settings.proposer, link.stats)
+        self._model: Model | None = None
+        link.observe_last(self.metrics.timing)
+
+    async def start(self) -> Model:
+        """Loads the text half while the engine starts; returns when requests can be served."""
+        encoder, defaults = await asyncio.to_thread(self._load_text)
+        info = await self.link.start()
+        settings = self.settings
+        self.metrics.engine_ready(info, self.link.stats(), settings.block_size)
+        self.metrics.backends(
+            prefill=settings.prefill_backend,
+            decode=settings.decode_backend,
+            verify=settings.speculative_attention_mode,
+            speculative=settings.speculative,
+            dtype=settings.dtype,
+            device=settings.device,
+        )
+        self._model = Model(settings.model_name, int(time.time()), info, encoder, defaults)
+        return self._model
+
+    def _load_text(self) -> tuple[PromptEncoder, SamplingDefaults]:
+        path = self.settings.model_path
+        tokenizer = TextTokenizer.load(path)
+        encoder = PromptEncoder.load(tokenizer, path)
+        tokenizer.warm()
+        defaults = SamplingDefaults() if self.settings.generation_config == "none" else SamplingDefaults.of_model(path)
+        return encoder, defaults
+
+    @property
+    def model(self) -> Model:
+        """The model; raises UnavailableError while it cannot answer."""
+        if self._model is None:
+            raise UnavailableError("The model is still loading; try again later.")
+        if self.link.failure() is not None:
+            raise UnavailableError("The engine is not running.")
+        return self._model
+
+    def live(self) -> bool:
+        """False once restarting is the only cure."""
+        return self.link.failure() is None
+
+    def ready(self) -> bool:
+        """Whether new requests are served."""
+        return self._model is not None and self.live() and not self.admission.draining
+
+    def loaded(self) -> bool:
+        """Whether the engine answers, draining or not."""
+        return self._model is not None and self.live()
+
+    def scrape(self) -> bytes:
+        """The metrics page."""
+        self.metrics.engine_up(self.loaded())
+        return self.metrics.text()
+
+    def drain(self) -> None:
+        """No new requests from now on."""
+        self.admission.close()
+        self.metrics.draining()
+
+    def interrupt(self) -> None:
+        """Ends the requests that are still running."""
+        self.admission.interrupt(UnavailableError("The server is shutting down."))
+
+    async def answer(self, job: Job, inbox: Inbox) -> Answer:
+        """Submits a job; raises before anything was sent to the client."""
+        answer = Answer(job, self.link, inbox, self.model.tokenizer, self.metrics)
+        await answer.open()
+        return answer
+
+    def rejected(self, error: Exception) -> None:
+        """Counts a refused generation."""
+        reason = "invalid"
+        if isinstance(error, CapacityError):
+            reason = "queue_full"
+        elif isinstance(error, UnavailableError):
+            reason = "draining"
+        elif isinstance(error, RequestError) and error.code == "context_length_exceeded":
+            reason = "too_long"
+        elif isinstance(error, EngineError) and not isinstance(error, RequestError):
+            return
+        elif isinstance(error, ApiError) and error.status == 401:
+            reason = "auth"
+        self.metrics.request_rejected(reason)

@@ -1,0 +1,205 @@
+"""The only reader of flags and environment. One frozen model; a field is a flag, a variable and a line of --help."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+import runtime
+from runtime.api import MAX_DRAFTS, ConfigError, EngineConfig
+
+ENV_PREFIX = "LOCKSTEP_"
+EMBEDDED_NAME = "lockstep-tiny"
+PROPOSER = re.compile(r"none|auto|[a-z][a-z0-9_]*:[0-9]+")
+
+
+def embedded_model_dir() -> Path:
+    """The model inside the package."""
+    return Path(runtime.__path__[0]) / "assets" / "model"
+
+
+class Settings(BaseModel):
+    """Everything `lockstep serve` can be told."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    model_dir: str = Field("", description="Directory with config.json, safetensors and tokenizer.json.")
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    served_model_name: str = Field("", max_length=256, description="Name clients use; default: the directory's name.")
+    api_key: tuple[str, ...] = Field((), description="Bearer key clients must send; may be repeated. Without: open.")
+
+    speculative: str = Field(
+        "auto", description="Drafting: METHOD:K (mtp:3, ngram:4), none, or auto (mtp:3 when the model has MTP heads)."
+    )
+    prefill_backend: Literal["snapshot", "replay"] = Field("snapshot", description="Commit strategy, prefill half.")
+    decode_backend: Literal["snapshot", "replay"] = Field("replay", description="Commit strategy, decode half.")
+    speculative_attention_mode: Literal["decode", "prefill"] = Field(
+        "decode", description="Which half verifies drafted tokens."
+    )
+    dtype: str = Field("float32", description="Type of weights and activations.")
+    device: str = Field("cpu", description="Device the engine runs on.")
+    max_model_len: int = Field(0, ge=0, le=2**24, description="Longest prompt plus answer; 0: the model's own limit.")
+    max_num_seqs: int = Field(32, ge=1, le=4096, description="Requests computed at once.")
+    max_num_batched_tokens: int = Field(512, ge=1, le=2**20, description="Tokens computed in one step.")
+    max_queued_requests: int = Field(1024, ge=0, le=2**20, description="Requests that may wait; more get 429.")
+    block_size: int = Field(16, ge=1, le=1024, description="Tokens in one KV block.")
+    num_blocks: int = Field(0, ge=0, le=2**31 - 1, description="KV blocks; 0: derived from model and memory.")
+    num_slots: int = Field(0, ge=0, le=2**31 - 1, description="Recurrent state slots; 0: derived.")
+    settle_lag: int = Field(0, ge=0, le=1, description="Steps the host half of a commit may lag.")
+    threads: int = Field(0, ge=0, le=4096, description="Compute threads; 0: follow CPU quota and affinity.")
+    audit_interval: int = Field(0, ge=0, description="Recompute the state of one in N verifications; 0: never.")
+
+    generation_config: Literal["model", "none"] = Field(
+        "model", description="Sampling defaults: the model's generation_config.json, or the API's own."
+    )
+    max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, le=2**30, description="Largest request body.")
+    max_choices: int = Field(128, ge=1, le=4096, description="Prompts times n in one request.")
+    body_timeout: float = Field(30.0, gt=0, le=3600, description="Seconds a client may take to send its body.")
+    drain_timeout: float = Field(30.0, ge=0, le=86400, description="Seconds running requests may take after SIGTERM.")
+    stall_timeout: float = Field(60.0, gt=0, le=86400, description="Seconds of engine silence that mean it is dead.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line to log.")
+
+    @field_validator("speculative")
+    @classmethod
+    def _proposer(cls, value: str) -> str:
+        if not PROPOSER.fullmatch(value):
+            raise ValueError("must be none, auto or METHOD:K, for example mtp:3 or ngram:4")
+        if ":" in value and int(value.partition(":")[2]) > MAX_DRAFTS:
+            raise ValueError(f"at most {MAX_DRAFTS} drafted tokens are possible")
+        return value
+
+    @field_validator("api_key")
+    @classmethod
+    def _keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not key.strip() for key in value):
+            raise ValueError("must not be empty")
+        return value
+
+    @property
+    def model_path(self) -> Path:
+        """The model directory, the embedded one by default."""
+        return Path(self.model_dir) if self.model_dir else embedded_model_dir()
+
+    @property
+    def model_name(self) -> str:
+        """The name clients use."""
+        if self.served_model_name:
+            return self.served_model_name
+        return self.model_path.resolve().name if self.model_dir else EMBEDDED_NAME
+
+    def resolved(self) -> Settings:
+        """With `auto` replaced and the directory checked; raises ConfigError with one sentence."""
+        path = self.model_path
+        if not path.is_dir():
+            raise ConfigError(f"The model directory {path} does not exist.")
+        for name in ("config.json", "tokenizer.json"):
+            if not (path / name).is_file():
+                raise ConfigError(f"The model directory {path} has no {name}.")
+        try:
+            config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+            heads = int(config.get("mtp_num_hidden_layers") or 0)
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            raise ConfigError(f"{path / 'config.json'} is not a model configuration.") from error
+        speculative = self.speculative
+        if speculative == "auto":
+            speculative = "mtp:3" if heads > 0 else "none"
+        return self.model_copy(update={"speculative": speculative})
+
+    @property
+    def proposer(self) -> str:
+        """The drafting method alone."""
+        return self.speculative.partition(":")[0]
+
+    def engine_config(self) -> EngineConfig:
+        """What the engine is told; call it on resolved settings."""
+        return EngineConfig(
+            model_dir=str(self.model_path.resolve()),
+            speculative=self.speculative,
+            prefill_backend=self.prefill_backend,
+            decode_backend=self.decode_backend,
+            speculative_attention_mode=self.speculative_attention_mode,
+            dtype=self.dtype,
+            device=self.device,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_queued_requests=self.max_queued_requests,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            num_slots=self.num_slots,
+            settle_lag=self.settle_lag,
+            threads=self.threads,
+            audit_interval=self.audit_interval,
+        )
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors are one sentence, without the usage text."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.stderr.write(f"{self.prog}: {message} (see {self.prog} --help)\n")
+        raise SystemExit(2)
+
+
+def flag_of(name: str) -> str:
+    """`max_model_len` as `--max-model-len`."""
+    return "--" + name.replace("_", "-")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, made from the fields."""
+    command = _Parser(
+        prog="lockstep serve",
+        description="Serve a model over the OpenAI API.",
+        epilog=f"Every flag is also an environment variable, {ENV_PREFIX}PORT for --port; a flag wins.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    for name, field in Settings.model_fields.items():
+        text = (field.description or "").replace("%", "%%")
+        if name == "model_dir":
+            command.add_argument(name, nargs="?", metavar="MODEL_DIR", help=text + " Default: the embedded model.")
+            continue
+        choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else None
+        if field.default not in ("", ()):
+            text += f" Default: {field.default}."
+        metavar = "{" + ",".join(choices) + "}" if choices else name.rpartition("_")[2].upper()
+        action = "append" if get_origin(field.annotation) is tuple else "store"
+        command.add_argument(flag_of(name), action=action, metavar=metavar, help=text)
+    return command
+
+
+def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Values of `LOCKSTEP_*` variables; several keys are separated by commas."""
+    values: dict[str, Any] = {}
+    for name, field in Settings.model_fields.items():
+        text = environment.get(ENV_PREFIX + name.upper())
+        if text is None or text == "":
+            continue
+        values[name] = text.split(",") if get_origin(field.annotation) is tuple else text
+    return values
+
+
+def load(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
+    """Flags over environment over defaults. Raises ConfigError with one sentence; `--help` exits."""
+    flags = vars(parser().parse_args(list(arguments)))
+    try:
+        return Settings.model_validate(from_environment(environment) | flags)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0])
+        origin = flag_of(name) if name in flags else ENV_PREFIX + name.upper()
+        if name == "model_dir":
+            origin = "MODEL_DIR"
+        reason = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        shown = "" if name == "api_key" else f" (got {str(first['input'])[:64]!r})"
+        must = reason if reason.startswith(("must", "at most")) else f"must be {reason}"
+        raise ConfigError(f"{origin} {must}{shown}.") from error

@@ -1,0 +1,86 @@
+"""The HTTP server underneath: uvicorn, with our limits and without its signal handling."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+KEEP_ALIVE_SECONDS = 75
+MAX_HEAD_BYTES = 128 * 1024
+HEAD_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
+)
+HEAD_TOO_LARGE_BODY = (
+    b'{"error":{"message":"The request headers are too large.","type":"invalid_request_error","param":null,'
+    b'"code":"request_headers_too_large"}}'
+)
+
+
+def event_loop() -> asyncio.AbstractEventLoop:
+    """The loop this process runs on."""
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """Counts the bytes of a request's head while it is incomplete, and gives up on one without end."""
+
+    _head_bytes = 0
+    _in_head = True
+
+    def data_received(self, data: bytes) -> None:
+        """Refuses a head that is too large before it is collected."""
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            length = b"content-length: %d\r\n\r\n" % len(HEAD_TOO_LARGE_BODY)
+            self.transport.write(HEAD_TOO_LARGE + length + HEAD_TOO_LARGE_BODY)
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        """A new head begins."""
+        self._in_head, self._head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """The head ends."""
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The next byte belongs to another head."""
+        super().on_message_complete()
+        self._in_head, self._head_bytes = True, 0
+
+
+class WebServer(uvicorn.Server):
+    """Leaves signals alone; `Run` decides when to stop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing is captured."""
+        yield
+
+
+def web_server(app: FastAPI) -> WebServer:
+    """The server for an application; it is told its sockets when it starts."""
+    config = uvicorn.Config(
+        app,
+        http=BoundedHttp,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=1,
+        backlog=2048,
+    )
+    return WebServer(config)
