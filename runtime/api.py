@@ -48,7 +48,7 @@ class CapacityError(EngineError):
 
 
 class RequestError(EngineError):
-    """This request cannot be served. `param` names the field, `code` is OpenAI's error code where one exists."""
+    """One request cannot be served. `param` names the field, `code` is OpenAI's error code where one exists."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -180,7 +180,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     state_slots_total: int = 0
     last_step_time: float = 0.0
     step_serial: int = 0
-    # counters: steps and tokens
+    # counters of steps and tokens
     steps: dict[str, int] = {}
     step_seconds: dict[str, float] = {}
     step_tokens: int = 0
@@ -200,7 +200,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     folds: int = 0
     audits_ok: int = 0
     audits_mismatch: int = 0
-    # counters: speculation
+    # counters of speculation
     spec_verifications: int = 0
     spec_drafted: int = 0
     spec_accepted: int = 0
@@ -341,7 +341,6 @@ def frame(message: ToEngine | ToServer) -> bytes:
     """One message as it travels: header and body."""
     body = _encoder.encode(message)
     return FRAME_HEADER.pack(len(body)) + body
-
 
 
 class EngineCore(Protocol):

@@ -20,6 +20,7 @@ from runtime.runner import ModelRunner
 from runtime.sampling.store import SamplingStore
 from runtime.scheduler import Drafting, Limits, Scheduler
 from runtime.selftest import check_commit
+from runtime.spec import ModelSpec
 from runtime.speculation.proposer import Placement, SpeculativeProposer
 from runtime.speculation.registry import ProposerParts, build_proposer, parse
 from runtime.speculation.verify import Verifier
@@ -27,7 +28,6 @@ from runtime.state.ledger import Ledger
 from runtime.state.paged import PagedStore
 from runtime.state.pool import StatePool
 from runtime.state.recurrent import RecurrentStore
-from runtime.spec import ModelSpec
 
 Progress = Callable[[str, float], None]
 
@@ -134,7 +134,8 @@ def _device(name: str) -> torch.device:
 
 def _kv_bytes_per_token(spec: ModelSpec, dtype: torch.dtype, *, with_mtp: bool) -> int:
     layers = [*kv_shapes(spec.layers).values(), *(kv_shapes(spec.mtp_layers).values() if with_mtp else ())]
-    return sum(shape.kv_heads * (shape.k_dim + shape.v_dim) for shape in layers) * dtype.itemsize
+    itemsize: int = dtype.itemsize
+    return sum(shape.kv_heads * (shape.k_dim + shape.v_dim) for shape in layers) * itemsize
 
 
 def _pool(

@@ -198,8 +198,7 @@ class Engine(EngineCore):
                 drafts = self.proposer.propose(txn, fb, hidden, verdict, wanted)
         except StateError:
             raise
-        except Exception:
-            # A drafter can cost speed, never an answer: the next step verifies whatever lies in the feed.
+        except Exception:  # noqa: BLE001 - a drafter can cost speed, never an answer: any draft is verified
             self._note_draft_failure()
             return None
         self.runner.keep_drafts(fb, drafts.tokens)
@@ -227,7 +226,7 @@ class Engine(EngineCore):
                 drafts = self.proposer.propose(flight.txn, flight.fb, flight.hidden, flight.verdict, wanted)
         except StateError:
             raise
-        except Exception:
+        except Exception:  # noqa: BLE001 - as above
             self._note_draft_failure()
             return outcome
         tokens = drafts.tokens.tolist()

@@ -1,4 +1,4 @@
-"""How many blocks and slots the pools get: what was asked for, or what the requests need, cut by the memory there is."""
+"""How many blocks and slots the pools get: what was asked for, or what requests need, cut by the memory there is."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Probe:
 
 
 def largest_difference(left: States, right: States) -> float:
-    """max |a - b| / max(1, max |b|) over all layers, conv windows and states."""
+    """Max |a - b| / max(1, max |b|) over all layers, conv windows and states."""
     worst = 0.0
     for layer, tensors in left.items():
         for a, b in zip(tensors, right[layer], strict=True):

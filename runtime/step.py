@@ -13,10 +13,10 @@ from runtime.plan import Batch, RowKind
 class StepPart:
     """The rows of one kind in one step; they are neighbours in the batch and in the flat token tensor.
 
-    slots, lengths [n] int64 (state slot; tokens committed before this step, on the device); slot_ids and fed: slots and
-    tokens fed per row, on the host; row_starts [n + 1] int64 relative to the part, positions [t] int64, block_table [n, blocks] int64 (padded
-    with block 0), max_context: host upper bound of lengths + fed. `parents` is None for chains; for trees it is
-    [n, max(fed)] int64, the index of each fed node's parent within its row (-1 for the root; parents come first).
+    slots, lengths [n] int64: state slots, and tokens committed before this step. slot_ids, fed: slots and tokens fed
+    per row, on the host. row_starts [n + 1] int64 relative to the part, positions [t] int64, block_table [n, blocks]
+    int64 (padded with block 0), max_context: host upper bound of lengths + fed. `parents` is None for chains; for
+    trees [n, max(fed)] int64, the index of each fed node's parent within its row (-1 for the root; parents first).
     """
 
     kind: RowKind

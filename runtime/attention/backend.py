@@ -42,7 +42,7 @@ class Recurrence(Protocol):
     def steps(
         self, x: torch.Tensor, gates: torch.Tensor, state: torch.Tensor, parents: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Verification, snapshot strategy: outputs [n, T, heads, V] and the state after each node [n, T, heads, V, K]."""
+        """Snapshot verification: outputs [n, T, heads, V] and the state after each node [n, T, heads, V, K]."""
 
     @abstractmethod
     def block(
@@ -65,11 +65,11 @@ class StepContext(Protocol):
 
     @abstractmethod
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-        """Writes k, v [T, kv_heads, D] at the step's positions, returns causal attention [T, heads, D] of q [T, heads, D]."""
+        """Writes k, v [T, kv_heads, D] at the step's positions; causal attention [T, heads, D] of q, shaped alike."""
 
     @abstractmethod
     def mix(self, layer: int, recurrence: Recurrence, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        """Convolves and mixes raw x [T, channels] with gates [T, heads, g] into [T, heads, V]. Writes candidates only."""
+        """Mixes raw x [T, channels] with gates [T, heads, g] into [T, heads, V]. Writes candidates only."""
 
 
 class AttentionPlan(Protocol):
@@ -134,9 +134,7 @@ class AttentionBackend(Protocol):
         """`StepContext.mix` for one part. Reads states at the committed position; never moves one beyond it."""
 
     @abstractmethod
-    def update_mamba_state_after_mtp_verify(
-        self, ticket: VerifyTicket, kept: torch.Tensor, path: torch.Tensor
-    ) -> None:
+    def update_mamba_state_after_mtp_verify(self, ticket: VerifyTicket, kept: torch.Tensor, path: torch.Tensor) -> None:
         """Makes the state after node `path[i, kept[i] - 1]` the committed state of row i's slot, for every layer.
 
         kept [n] int32, 1 <= kept <= fed; path [n, >= max kept] int32, the fed node at each accepted depth. For a

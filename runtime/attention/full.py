@@ -50,9 +50,7 @@ class FullAttention:
         """Causal (or ancestor-masked) attention of q [t, heads, D] over the row's context and its new tokens."""
         keys, values, part = self._store.keys[layer], self._store.values[layer], plan.part
         kv_write(keys, values, k, v, plan.cells)
-        return attend(
-            q, keys, values, part.block_table, part.lengths, part.fed, part.max_context, scale, part.parents
-        )
+        return attend(q, keys, values, part.block_table, part.lengths, part.fed, part.max_context, scale, part.parents)
 
     def compact(self, plan: FullPlan, kept: torch.Tensor, path: torch.Tensor) -> None:
         """Moves the KV of nodes path[i, :kept[i]] to the front of row i's window, in every layer.

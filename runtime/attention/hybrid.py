@@ -62,13 +62,13 @@ class HybridAttnBackend(AttentionBackend):
         """Runs on the selected half."""
         return self.select(plan.part.kind).mix(layer, recurrence, x, gates, plan)
 
-    def update_mamba_state_after_mtp_verify(
-        self, ticket: VerifyTicket, kept: torch.Tensor, path: torch.Tensor
-    ) -> None:
+    def update_mamba_state_after_mtp_verify(self, ticket: VerifyTicket, kept: torch.Tensor, path: torch.Tensor) -> None:
         """Commits on the half that `select` names, which must be the one that wrote the candidates."""
         half = self.select(ticket.kind)
         if half is not ticket.backend:
-            raise StateError(f"{ticket.kind.value} rows belong to {half.name!r}, the ticket is of {ticket.backend.name!r}")
+            raise StateError(
+                f"{ticket.kind.value} rows belong to {half.name!r}, the ticket is of {ticket.backend.name!r}"
+            )
         half.update_mamba_state_after_mtp_verify(ticket, kept, path)
 
     def materialise(self, slots: Seq[int]) -> None:

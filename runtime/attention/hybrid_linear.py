@@ -63,9 +63,7 @@ class HybridLinearAttnBackend(AttentionBackend):
         """The recurrence, by this half's strategy."""
         return self._linear.mix(layer, recurrence, x, gates, self._own(plan).linear)
 
-    def update_mamba_state_after_mtp_verify(
-        self, ticket: VerifyTicket, kept: torch.Tensor, path: torch.Tensor
-    ) -> None:
+    def update_mamba_state_after_mtp_verify(self, ticket: VerifyTicket, kept: torch.Tensor, path: torch.Tensor) -> None:
         """Commits the recurrent candidates and, for trees, moves the accepted KV to the front."""
         if ticket.backend is not self:
             raise StateError(f"a ticket of backend {ticket.backend.name!r} was handed to {self.name!r}")

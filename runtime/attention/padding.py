@@ -26,7 +26,7 @@ class Tile:
     @property
     def num_rows(self) -> int:
         """Rows in the rectangle."""
-        return self.rows.stop - self.rows.start
+        return self.last.shape[0]
 
     def pad(self, flat: torch.Tensor) -> torch.Tensor:
         """[t, ...] of the part -> [n, T, ...]."""

@@ -23,10 +23,11 @@ from runtime.step import StepPart
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Inputs:
-    """One layer's kept inputs: x [slots * 2, T, channels], log_decay [.., T, heads], u [.., T, heads, V], k [.., T, groups, K].
+    """One layer's kept inputs, at row 2 * slot + half.
 
-    Row 2 * slot + half. count [slots] int64: how many the committed position is ahead of the pool, in this layer; a
-    layer sets it to 0 when it folds, so a step that fails half-way leaves every layer consistent.
+    x [2 * slots, T, channels], log_decay [.., T, heads], u [.., T, heads, V], k [.., T, groups, K]. count [slots]
+    int64: how many tokens the committed position is ahead of the pool, in this layer; a layer sets it to 0 when it
+    folds, so a step that fails half-way leaves every layer consistent.
     """
 
     x: torch.Tensor

@@ -31,10 +31,12 @@ class _DraftContext(StepContext):
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         if len(self._plans) == 1:
             return self._full.attend(layer, q, k, v, scale, self._plans[0])
-        return torch.cat([
-            self._full.attend(layer, q[p.part.tokens], k[p.part.tokens], v[p.part.tokens], scale, p)
-            for p in self._plans
-        ])
+        return torch.cat(
+            [
+                self._full.attend(layer, q[p.part.tokens], k[p.part.tokens], v[p.part.tokens], scale, p)
+                for p in self._plans
+            ]
+        )
 
     def mix(self, layer: int, recurrence: Recurrence, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         raise StateError("an MTP head with recurrent layers is refused when the model is loaded")

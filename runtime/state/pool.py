@@ -34,18 +34,20 @@ class StateTxn(StepContext):
         """Every part's rows on the backend that `select` names."""
         if len(self._plans) == 1:
             return self._backend.attend(layer, q, k, v, scale, self._plans[0])
-        return torch.cat([
-            self._backend.attend(layer, q[p.part.tokens], k[p.part.tokens], v[p.part.tokens], scale, p)
-            for p in self._plans
-        ])
+        return torch.cat(
+            [
+                self._backend.attend(layer, q[p.part.tokens], k[p.part.tokens], v[p.part.tokens], scale, p)
+                for p in self._plans
+            ]
+        )
 
     def mix(self, layer: int, recurrence: Recurrence, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         """Every part's rows on the backend that `select` names."""
         if len(self._plans) == 1:
             return self._backend.mix(layer, recurrence, x, gates, self._plans[0])
-        return torch.cat([
-            self._backend.mix(layer, recurrence, x[p.part.tokens], gates[p.part.tokens], p) for p in self._plans
-        ])
+        return torch.cat(
+            [self._backend.mix(layer, recurrence, x[p.part.tokens], gates[p.part.tokens], p) for p in self._plans]
+        )
 
 
 @dataclass(slots=True)

@@ -44,9 +44,7 @@ class RecurrentStore:
         """Memory held, in bytes."""
         return sum(t.numel() * t.element_size() for t in (*self.conv.values(), *self.state.values()))
 
-    def load(
-        self, layer: int, slots: torch.Tensor, fresh: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def load(self, layer: int, slots: torch.Tensor, fresh: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of conv and state of `slots` [n]; zero where `fresh` [n] bool, whatever the slot holds."""
         conv, state = self.conv[layer][slots], self.state[layer][slots]
         if fresh is not None:

@@ -1,0 +1,195 @@
+"""The engine process: applies the server's messages, steps the engine, sends one report per step."""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Sequence as Seq
+
+import msgspec
+
+from runtime.api import (
+    FRAME_HEADER,
+    MAX_FRAME_BYTES,
+    Accepted,
+    Cancel,
+    CapabilityError,
+    ConfigError,
+    Delta,
+    EngineCore,
+    Fatal,
+    Progress,
+    Ready,
+    Rejected,
+    Report,
+    Shutdown,
+    Start,
+    Submit,
+    ToEngine,
+    ToServer,
+    frame,
+)
+
+log = logging.getLogger("lockstep.worker")
+
+HEARTBEAT_SECONDS = 0.25
+_decoder = msgspec.msgpack.Decoder(ToEngine)
+
+
+class Channel:
+    """Frames over a socket. Sending never waits: what the peer has not taken stays here, in order.
+
+    `receive` raises EOFError when the peer is gone, ValueError on a frame that is too long or not a known message.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._in = bytearray()
+        self._out = bytearray()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(sock, selectors.EVENT_READ)
+
+    def send(self, message: ToServer) -> None:
+        """Queues a message and writes what the socket takes now."""
+        self._out += frame(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Writes what the socket takes now."""
+        while self._out:
+            try:
+                sent = self._sock.send(self._out)
+            except BlockingIOError:
+                break
+            except (BrokenPipeError, ConnectionResetError) as error:
+                raise EOFError("the server is gone") from error
+            del self._out[:sent]
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
+        self._selector.modify(self._sock, events)
+
+    def receive(self, timeout: float) -> list[ToEngine]:
+        """All messages that are there; waits up to `timeout` seconds for the first."""
+        messages = self._complete()
+        if messages:
+            timeout = 0.0
+        deadline = time.monotonic() + timeout
+        while self._selector.select(max(0.0, deadline - time.monotonic())):
+            if self._out:
+                self.flush()
+            if self._read():
+                messages += self._complete()
+            if messages or time.monotonic() >= deadline:
+                break
+        return messages
+
+    def close(self) -> None:
+        """Writes what is left, waiting for the peer if need be, and closes."""
+        self._sock.setblocking(True)
+        self._sock.settimeout(1.0)
+        try:
+            self._sock.sendall(self._out)
+        except OSError:
+            log.debug("the server did not take the last messages")
+        self._selector.close()
+        self._sock.close()
+
+    def _read(self) -> bool:
+        try:
+            data = self._sock.recv(1 << 20)
+        except BlockingIOError:
+            return False
+        except ConnectionResetError as error:
+            raise EOFError("the server is gone") from error
+        if not data:
+            raise EOFError("the server is gone")
+        self._in += data
+        return True
+
+    def _complete(self) -> list[ToEngine]:
+        messages: list[ToEngine] = []
+        while len(self._in) >= FRAME_HEADER.size:
+            (length,) = FRAME_HEADER.unpack_from(self._in)
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {length} bytes")
+            end = FRAME_HEADER.size + length
+            if len(self._in) < end:
+                break
+            messages.append(_decoder.decode(bytes(self._in[FRAME_HEADER.size : end])))
+            del self._in[:end]
+        return messages
+
+
+def serve(channel: Channel, engine: EngineCore) -> None:
+    """Steps until Shutdown or until the server is gone."""
+    while True:
+        answers: list[Accepted | Rejected] = []
+        for message in channel.receive(0.0 if engine.has_work else HEARTBEAT_SECONDS):
+            match message:
+                case Submit(request):
+                    answers.append(engine.submit(request))
+                case Cancel(id=name, reason=reason, keep=keep):
+                    engine.cancel(name, reason, keep)
+                case Shutdown():
+                    return
+                case Start():
+                    raise ValueError("a second start message")
+        deltas: Seq[Delta] = engine.step() if engine.has_work else ()
+        channel.send(Report(tuple(answers), tuple(deltas), engine.stats()))
+
+
+def main(fd: int) -> int:
+    """Runs an engine for the server at the other end of socket `fd`; returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when this process ends
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=fd))
+    try:
+        return _run(channel)
+    except EOFError:
+        return 0
+    finally:
+        channel.close()
+
+
+def _run(channel: Channel) -> int:
+    start = _first(channel)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    channel.send(Progress("import", 0.0))
+    began = time.perf_counter()
+    from runtime.build import build_engine
+
+    imported = time.perf_counter() - began
+    try:
+        engine = build_engine(start.config, lambda phase, done: channel.send(Progress(phase, done)))
+    except (ConfigError, CapabilityError) as error:
+        channel.send(Fatal(str(error), config=True))
+        return 2
+    except Exception as error:
+        log.exception("the engine cannot start")
+        channel.send(Fatal(f"the engine cannot start: {error}"))
+        return 1
+    info = msgspec.structs.replace(engine.info, startup_seconds={"import": imported, **engine.info.startup_seconds})
+    channel.send(Ready(info))
+    try:
+        serve(channel, engine)
+    except EOFError:
+        raise
+    except Exception as error:
+        log.exception("the engine cannot go on")
+        channel.send(Fatal(f"the engine stopped on {type(error).__name__}"))
+        return 1
+    return 0
+
+
+def _first(channel: Channel) -> Start:
+    while True:
+        for message in channel.receive(60.0):
+            if not isinstance(message, Start):
+                raise TypeError(f"expected start, got {type(message).__name__}")
+            return message
+        if os.getppid() == 1:
+            raise EOFError("the server is gone")
