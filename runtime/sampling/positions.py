@@ -51,6 +51,11 @@ class Blocks:
         """M."""
         return self.starts[-1]
 
+    @property
+    def uniform(self) -> bool:
+        """Whether all rows have the same number."""
+        return self.width * len(self.num) == self.total
+
     def rows(self) -> list[int]:
         """The batch row of each row of logits [M]."""
         return [row for row, num in enumerate(self.num) for _ in range(num)]

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from runtime.sampling.positions import Positions
-from runtime.sampling.ranking import rank_keys
+from runtime.sampling.ranking import ascending, logit_of, rank_keys
 from runtime.sampling.store import NO_STOP, Feature, SamplingStore
 
 # Probabilities as integers of this many per unit: their sums are exact, so no order of summation can move a cut.
@@ -58,7 +58,7 @@ class MinTokens(Processor):
     def apply(self, logits: torch.Tensor, at: Positions, *, store: SamplingStore) -> torch.Tensor:
         """Logits [M, vocab] -> [M, vocab]."""
         early = at.positions < store.min_total[at.slots]
-        stops = store.stop_ids[at.slots]
+        stops = store.ends[at.slots, 1:]
         stops = torch.where((stops == NO_STOP) | ~early.unsqueeze(1), store.vocab_size, stops)
         barred = torch.zeros((logits.shape[0], store.vocab_size + 1), dtype=torch.bool, device=logits.device)
         barred = barred.scatter_(1, stops, value=True)[:, :-1]
@@ -92,13 +92,15 @@ class TopP(Processor):
     def apply(self, logits: torch.Tensor, at: Positions, *, store: SamplingStore) -> torch.Tensor:
         """Logits [M, vocab] -> [M, vocab]."""
         top_p = store.top_p[at.slots].unsqueeze(1)
-        ordered, tokens = logits.sort(dim=1, descending=True, stable=True)
-        weights = ((ordered - ordered[:, :1]).exp() * _UNIT).to(torch.int64)
-        before = weights.cumsum(1) - weights
-        total = weights.sum(1, keepdim=True)
-        kept = (before < top_p.to(torch.float64) * total) | (top_p >= 1.0)
-        kept[:, 0] = True
-        return torch.where(torch.empty_like(kept).scatter_(1, tokens, kept), logits, -math.inf)
+        keys = rank_keys(logits)
+        ranked = ascending(keys)
+        ordered = logit_of(ranked)
+        upto = ((ordered - ordered[:, -1:]).exp() * _UNIT).to(torch.int64).cumsum(1)
+        total = upto[:, -1:]
+        better = total - upto  # what the tokens before this one hold together, seen from the best
+        dropped = (better >= top_p.to(torch.float64) * total) & (top_p < 1.0)
+        num_dropped = dropped.sum(1, keepdim=True).clamp(max=store.vocab_size - 1)
+        return torch.where(keys >= ranked.gather(1, num_dropped), logits, -math.inf)
 
 
 class MinP(Processor):

@@ -36,9 +36,9 @@ class SamplingStore:
     """Sampling data of every state slot, on the device and (what the host branches on) on the host.
 
     Per slot [num_slots]: temperature, top_p, log_min_p, repetition, presence, frequency float32; top_k, seed,
-    max_total, min_total int64. `stop_ids` [num_slots, n] int64, padded with -1. `bias` float32, `in_prompt` bool and
-    `output_counts` int32, all [num_slots, vocab], exist from the first request on that needs them; `output_counts`
-    includes tokens emitted by steps the host has not seen yet.
+    min_total int64. `ends` [num_slots, 1 + n] int64: the last position a token may take, then the stop ids, padded with
+    -1. `bias` float32, `in_prompt` bool and `output_counts` int32, all [num_slots, vocab], exist from the first request
+    on that needs them; `output_counts` includes tokens emitted by steps the host has not seen yet.
     """
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
@@ -53,9 +53,8 @@ class SamplingStore:
         self.frequency = self._column(0.0)
         self.top_k = self._integers(vocab_size)
         self.seed = self._integers(0)
-        self.max_total = self._integers(0)
         self.min_total = self._integers(0)
-        self.stop_ids = torch.full((num_slots, 2), NO_STOP, dtype=torch.int64, device=device)
+        self.ends = torch.full((num_slots, 1 + 2), NO_STOP, dtype=torch.int64, device=device)
         self.bias: torch.Tensor | None = None
         self.in_prompt: torch.Tensor | None = None
         self.output_counts: torch.Tensor | None = None
@@ -89,9 +88,8 @@ class SamplingStore:
         self.frequency[slot] = params.frequency_penalty
         self.top_k[slot] = params.top_k if features & Feature.TOP_K else self.vocab_size
         self.seed[slot] = (params.seed + 2**63) % 2**64 - 2**63
-        self.max_total[slot] = max_total
         self.min_total[slot] = prompt_len + params.min_tokens
-        self._write_stops(slot, dict.fromkeys((*(() if params.ignore_eos else eos_ids), *params.stop_ids)))
+        self._write_ends(slot, max_total, dict.fromkeys((*(() if params.ignore_eos else eos_ids), *params.stop_ids)))
         if features & Feature.LOGIT_BIAS:
             self._write_bias(slot, params.logit_bias)
         if features & Feature.PENALTIES:
@@ -138,13 +136,12 @@ class SamplingStore:
     def _integers(self, neutral: int) -> torch.Tensor:
         return torch.full((self.num_slots,), neutral, dtype=torch.int64, device=self.device)
 
-    def _write_stops(self, slot: int, stops: Iterable[int]) -> None:
-        ids = [token for token in stops if 0 <= token < self.vocab_size]
-        missing = len(ids) - self.stop_ids.shape[1]
+    def _write_ends(self, slot: int, max_total: int, stops: Iterable[int]) -> None:
+        row = [max_total - 1, *(token for token in stops if 0 <= token < self.vocab_size)]
+        missing = len(row) - self.ends.shape[1]
         if missing > 0:
-            self.stop_ids = torch.nn.functional.pad(self.stop_ids, (0, missing), value=NO_STOP)
-        padded = ids + [NO_STOP] * (self.stop_ids.shape[1] - len(ids))
-        self.stop_ids[slot] = upload(padded, self.device)
+            self.ends = torch.nn.functional.pad(self.ends, (0, missing), value=NO_STOP)
+        self.ends[slot] = upload(row + [NO_STOP] * -min(missing, 0), self.device)
 
     def _write_bias(self, slot: int, logit_bias: dict[int, float]) -> None:
         if self.bias is None:

@@ -40,7 +40,8 @@ class Verifier:
     def __init__(self, store: SamplingStore, k_max: int) -> None:
         self._store = store
         self._width = 1 + k_max
-        self._depths = torch.arange(self._width, dtype=torch.int32, device=store.device)
+        self._depths = torch.arange(self._width, device=store.device)
+        self._chains = self._depths.to(torch.int32).repeat(store.num_slots, 1)
         codes = torch.tensor([0, 1, 2, 3], dtype=torch.int8, device=store.device)
         self._goes_on, self._stop, self._length, self._failed = codes
 
@@ -120,19 +121,19 @@ class Verifier:
         room = ends[:, 0] - table.last
         stops = (table.targets.unsqueeze(2) == ends[:, 1:].unsqueeze(1)).any(2)
         if n == 1:
-            num = torch.ones(num_rows, dtype=torch.int32, device=stops.device)
+            num = torch.ones_like(room)
             stopped, failed = stops[:, 0], ~table.usable[:, 0]
         else:
             go_on = (table.fed[:, 1:] == table.targets[:, :-1]) > stops[:, :-1]
             go_on &= self._depths[1:n] < room.unsqueeze(1)
             if table.num is not None:
                 go_on &= self._depths[1:n] < table.num.unsqueeze(1)
-            num = go_on.cumprod(1, dtype=torch.int32).sum(1, dtype=torch.int32) + 1
+            num = go_on.cumprod(1).sum(1) + 1
             used = self._depths[:n] < num.unsqueeze(1)
             stopped, failed = (stops & used).any(1), (used > table.usable).any(1)
         finish = torch.where(num >= room, self._length, self._goes_on)
         finish = torch.where(failed, self._failed, torch.where(stopped, self._stop, finish))
-        kept = num.masked_fill(failed, 1)
+        kept = num.masked_fill(failed, 1).to(torch.int32)
         num_emitted = num.masked_fill(failed, 0)
         if table.num is not None:
             silent = table.num == 0
@@ -140,11 +141,16 @@ class Verifier:
         emitted = table.targets.masked_fill(self._depths[:n] >= num_emitted.unsqueeze(1), 0)
         return Verdict(
             kept=self._keep_prefill(fb, kept),
-            path=self._depths.repeat(num_rows, 1),
-            emitted=pad(emitted, (0, self._width - n)),
-            num_emitted=num_emitted,
+            path=self._chains[:num_rows],
+            emitted=self._widen(emitted),
+            num_emitted=num_emitted.to(torch.int32),
             finish=finish,
         )
+
+    def _widen(self, table: torch.Tensor) -> torch.Tensor:
+        """A table [R, n, ...] as [R, 1 + k_max, ...], with zeros behind."""
+        missing = self._width - table.shape[1]
+        return pad(table, (0, 0) * (table.ndim - 2) + (0, missing)) if missing else table
 
     def _keep_prefill(self, fb: ForwardBatch, kept: torch.Tensor) -> torch.Tensor:
         """Kept [R] int32, with prefill rows keeping all they fed."""
@@ -158,7 +164,7 @@ class Verifier:
         num_rows = len(fb.batch.rows)
         return Verdict(
             kept=fb.fed.to(torch.int32),
-            path=self._depths.repeat(num_rows, 1),
+            path=self._chains[:num_rows],
             emitted=fb.tokens.new_zeros((num_rows, self._width)),
             num_emitted=torch.zeros_like(fb.fed, dtype=torch.int32),
             finish=torch.zeros_like(fb.fed, dtype=torch.int8),
@@ -182,5 +188,5 @@ class Verifier:
             flat = torch.zeros((blocks.total, *found.shape[1:]), dtype=found.dtype, device=found.device)
             flat = flat.index_copy(0, index, found)
             table = flat.view(len(slots), -1, *found.shape[1:]) if padded is None else flat[padded]
-            tables.append(pad(table, (0, 0) * (found.ndim - 1) + (0, self._width - blocks.width)))
+            tables.append(self._widen(table))
         return SampledLogprobs(chosen=tables[0], top_tokens=tables[1], top_values=tables[2])
