@@ -27,7 +27,9 @@ def scan(
         y[:, part], a, u, key = block(q[:, part], k[:, part], v[:, part], g[:, part], beta[:, part], state, None)
         path = a.cumsum(1, dtype=torch.float64)
         left = (path[:, -1:] - path).to(a.dtype).exp_()  # decay from each token to the chunk's end
-        updates = (u * left.unsqueeze(3)).view(n, -1, Hk, Hv // Hk * V).permute(0, 2, 3, 1) @ key.transpose(1, 2)
+        updates = (u * left.unsqueeze(3)).view(n, a.shape[1], Hk, Hv // Hk * V).permute(0, 2, 3, 1) @ key.transpose(
+            1, 2
+        )
         decay = path[:, -1].to(a.dtype).exp_()
         state = torch.addcmul(updates.view(n, Hv, V, K), state, decay[:, :, None, None])
     return y, state.clone() if T == 0 else state
@@ -59,7 +61,7 @@ def steps(
         grouped = states[:, t].view(n, Hk, Hv // Hk * V, K)
         read = (grouped @ key[:, t].unsqueeze(3)).view(n, Hv, V)
         u = (value[:, t] - read) * beta[:, t].unsqueeze(2)
-        grouped.addcmul_(u.view(n, Hk, -1, 1), key[:, t].unsqueeze(2))
+        grouped.addcmul_(u.view(n, Hk, Hv // Hk * V, 1), key[:, t].unsqueeze(2))
         y[:, t] = (grouped @ query[:, t].unsqueeze(3)).view(n, Hv, V)
         before = states[:, t]
     return y.to(v.dtype), states

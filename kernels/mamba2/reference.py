@@ -26,7 +26,7 @@ def scan(
         y[:, part], a, u, k = block(x[:, part], dt[:, part], A, B[:, part], C[:, part], D, state, None)
         path = a.cumsum(1, dtype=torch.float64)
         left = (path[:, -1:] - path).to(a.dtype).exp_()  # decay from each token to the chunk's end
-        updates = (u * left.unsqueeze(3)).view(n, -1, G, H // G * P).permute(0, 2, 3, 1) @ k.transpose(1, 2)
+        updates = (u * left.unsqueeze(3)).view(n, a.shape[1], G, H // G * P).permute(0, 2, 3, 1) @ k.transpose(1, 2)
         decay = path[:, -1].to(a.dtype).exp_()
         state = torch.addcmul(updates.view(n, H, P, N), state, decay[:, :, None, None])
     return y, state.clone() if T == 0 else state
@@ -56,7 +56,7 @@ def steps(
             parent = parents[:, t]
             before = torch.where((parent < 0)[:, None, None, None], state, states[rows, parent.clamp(min=0)])
         grouped = states[:, t].view(n, G, H // G * P, N)
-        grouped.copy_(u[:, t].view(n, G, -1, 1) * k[:, t].unsqueeze(2))
+        grouped.copy_(u[:, t].view(n, G, H // G * P, 1) * k[:, t].unsqueeze(2))
         states[:, t].addcmul_(before, decay[:, t, :, None, None])
         y[:, t] = (grouped @ q[:, t].unsqueeze(3)).view(n, H, P)
         before = states[:, t]

@@ -27,9 +27,9 @@ def fold(
     left = (a[:, -1:] - a).to(state.dtype).exp_()  # decay from each token to the end of the path
     update = u[rows, node].masked_fill_(skip, 0.0).to(state.dtype) * left.unsqueeze(3)
     key = k[rows, node].masked_fill_(skip, 0.0).to(state.dtype)
-    out = (state * a[:, -1].to(state.dtype).exp_()[:, :, None, None]).view(n * G, H // G * V, K)
+    out = (state * a[:, -1].to(state.dtype).exp_()[:, :, None, None]).reshape(n * G, H // G * V, K)
     out.baddbmm_(
-        update.view(n, P, G, H // G * V).permute(0, 2, 3, 1).reshape(n * G, -1, P),
+        update.view(n, P, G, H // G * V).permute(0, 2, 3, 1).reshape(n * G, H // G * V, P),
         key.transpose(1, 2).reshape(n * G, P, K),
     )
     return out.view(n, H, V, K)
