@@ -98,7 +98,7 @@ class TopP(Processor):
         upto = ((ordered - ordered[:, -1:]).exp() * _UNIT).to(torch.int64).cumsum(1)
         total = upto[:, -1:]
         better = total - upto  # what the tokens before this one hold together, seen from the best
-        dropped = (better >= top_p.to(torch.float64) * total) & (top_p < 1.0)
+        dropped = (better >= top_p * total) & (top_p < 1.0)
         num_dropped = dropped.sum(1, keepdim=True).clamp(max=store.vocab_size - 1)
         return torch.where(keys >= ranked.gather(1, num_dropped), logits, -math.inf)
 

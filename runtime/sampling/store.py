@@ -35,7 +35,7 @@ class Feature(enum.IntFlag):
 class SamplingStore:
     """Sampling data of every state slot, on the device and (what the host branches on) on the host.
 
-    Per slot [num_slots]: temperature, top_p, log_min_p, repetition, presence, frequency float32; top_k, seed,
+    Per slot [num_slots]: temperature, log_min_p, repetition, presence, frequency float32; top_p float64; top_k, seed,
     min_total int64. `ends` [num_slots, 1 + n] int64: the last position a token may take, then the stop ids, padded with
     -1. `bias` float32, `in_prompt` bool and `output_counts` int32, all [num_slots, vocab], exist from the first request
     on that needs them; `output_counts` includes tokens emitted by steps the host has not seen yet.
@@ -46,7 +46,7 @@ class SamplingStore:
         self.vocab_size = vocab_size
         self.device = device
         self.temperature = self._column(0.0)
-        self.top_p = self._column(1.0)
+        self.top_p = self._column(1.0).to(torch.float64)
         self.log_min_p = self._column(-math.inf)
         self.repetition = self._column(1.0)
         self.presence = self._column(0.0)
