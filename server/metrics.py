@@ -42,7 +42,7 @@ TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
 FINISH_REASONS = ("stop", "length", "abort", "error")
 REJECTIONS = ("queue_full", "draining", "too_long", "invalid", "auth")
 POSITIONS = tuple(map(str, range(MAX_DRAFTS)))
-START_PHASES = ("load", "alloc", "warmup", "selftest", "total")
+START_PHASES = ("import", "load", "alloc", "warmup", "selftest", "total")
 ROUTES: dict[str, str] = {
     "/v1/chat/completions": "POST",
     "/v1/completions": "POST",

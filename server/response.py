@@ -40,6 +40,7 @@ class AnswerResponse(Response):
         self._renderer = renderer
         self._inbox = inbox
         self._leave = leave
+        self._outcome = "done"
         self.status_code = 200
         self.background = None
 
@@ -52,17 +53,34 @@ class AnswerResponse(Response):
                 await self._stream(send)
             else:
                 await self._whole(scope, receive, send)
-        except ClientGoneError:
-            event(_log, logging.INFO, "client gone", id=self.answer.job.id, tokens=self.answer.num_tokens)
-        except OSError:
-            event(_log, logging.INFO, "client gone", id=self.answer.job.id, tokens=self.answer.num_tokens)
+        except (ClientGoneError, OSError):
+            self._outcome = "client gone"
         except EngineError:
+            self._outcome = "failed"
             reason = CancelReason.SHUTDOWN
             raise
         finally:
             watch.cancel()
             self.answer.close(reason)
             self._leave(self._inbox)
+            self._log(scope.get("state", {}).get("request_id"))
+
+    def _log(self, request_id: str | None) -> None:
+        if not _log.isEnabledFor(logging.INFO):
+            return
+        usage = self.answer.usage()
+        event(
+            _log,
+            logging.INFO,
+            "generation",
+            id=request_id,
+            answer=self.answer.job.id,
+            outcome=self._outcome,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            drafted=usage.drafted_tokens,
+            accepted=usage.accepted_tokens,
+        )
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -89,6 +107,7 @@ class AnswerResponse(Response):
         except Exception as error:  # noqa: BLE001 - the headers are out, an error frame is all that is left
             if not isinstance(error, EngineError):
                 _log.exception("stream failed")
+            self._outcome = "failed"
             self.answer.close(CancelReason.SHUTDOWN)
             data = sse(from_exception(error).body()) + DONE
             await send({"type": "http.response.body", "body": data, "more_body": True})

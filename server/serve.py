@@ -52,9 +52,20 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def report_progress(progress: Progress) -> None:
-    """A line per step of loading."""
-    say(f"lockstep: {progress.phase} {progress.done:.0%}")
+class ProgressLines:
+    """A line when a phase begins, and one a second while it lasts."""
+
+    def __init__(self) -> None:
+        self._phase = ""
+        self._said = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        """Says what is worth saying."""
+        now = time.monotonic()
+        if progress.phase == self._phase and now - self._said < 1.0:
+            return
+        self._phase, self._said = progress.phase, now
+        say(f"lockstep: {progress.phase} {progress.done:.0%}")
 
 
 def start_line(settings: Settings, info: ModelInfo, address: str, seconds: float) -> str:
@@ -66,7 +77,9 @@ def start_line(settings: Settings, info: ModelInfo, address: str, seconds: float
         "speculative": settings.speculative,
     } | info.choices
     spent = {f"{phase}_s": f"{value:.2f}" for phase, value in info.startup_seconds.items()}
-    words = [f"{name}={value}" for name, value in (choices | spent).items()]
+    words = [
+        f"{name}={value}" if " " not in value else f'{name}="{value}"' for name, value in (choices | spent).items()
+    ]
     return f"lockstep: ready in {seconds:.2f} s on {address} " + " ".join(words)
 
 
@@ -168,6 +181,6 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"lockstep serve: {error}\n")
         return 2
     say(f"lockstep: loading {settings.model_path}")
-    link = ProcessLink(settings.engine_config(), stall_timeout=settings.stall_timeout, on_progress=report_progress)
+    link = ProcessLink(settings.engine_config(), stall_timeout=settings.stall_timeout, on_progress=ProgressLines())
     with listener:
         return run(settings, listener, link, started)

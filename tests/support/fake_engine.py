@@ -53,6 +53,7 @@ class FakeEngine(EngineCore):
         script: Script | None = None,
         bursts: Sequence[int] = BURSTS,
         fail_after: int | None = None,
+        freeze_after: int | None = None,
     ) -> None:
         self._info = ModelInfo(
             architecture="Fake",
@@ -68,6 +69,7 @@ class FakeEngine(EngineCore):
         self.max_running = max_running
         self.max_queued = max_queued
         self.fail_after = fail_after  # tokens after which a request ends with ERROR
+        self.freeze_after = freeze_after  # holds by itself once a request has this many tokens
         self.crash = False  # step raises
         self.requests: list[Request] = []  # everything accepted
         self.cancels: list[tuple[str, CancelReason, int]] = []
@@ -130,6 +132,8 @@ class FakeEngine(EngineCore):
             deltas.append(delta)
             if delta.finish is not None:
                 del self._running[run.request.id]
+            if self.freeze_after is not None and len(run.emitted) >= self.freeze_after:
+                self.hold()
         return deltas
 
     def _advance(self, run: Running) -> Delta:

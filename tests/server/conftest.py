@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from server.prompt import PromptEncoder
+from server.settings import embedded_model_dir
+from server.tokenizer import TextTokenizer
+from tests.server.live import LiveServer, live
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Path:
+    return embedded_model_dir()
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_dir: Path) -> TextTokenizer:
+    return TextTokenizer.load(model_dir)
+
+
+@pytest.fixture(scope="session")
+def encoder(tokenizer: TextTokenizer, model_dir: Path) -> PromptEncoder:
+    return PromptEncoder.load(tokenizer, model_dir)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[LiveServer]:
+    """A server for tests that leave no trace in it."""
+    with live() as server:
+        yield server
+
+
+@pytest.fixture
+def server() -> Iterator[LiveServer]:
+    """A server for one test alone."""
+    with live() as server:
+        yield server
