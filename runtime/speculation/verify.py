@@ -76,17 +76,18 @@ class Verifier:
     ) -> torch.Tensor:
         """Targets [M] when some request asks for more than the argmax of the model's logits."""
         drawing = [self._store.wants(slot, Feature.TEMPERATURE) for slot in slots]
-        drafts = fb.tokens.new_empty((blocks.total, 0))
+        fed, positions = _fed(fb)
+        drafts = fed.new_empty((blocks.total, 0))
         if Feature.PENALTIES in features and blocks.width > 1:
             earlier = upload(blocks.earlier(), logits.device).view(-1, blocks.width - 1)
-            drafts = torch.where(earlier >= 0, fb.tokens[fb.sample_at][earlier.clamp(min=0)], -1)
+            drafts = torch.where(earlier >= 0, fed[earlier.clamp(min=0)], -1)
         if blocks.uniform:
-            row_slots = fb.slots.repeat_interleave(blocks.width)
+            row_slots = fb.slots if blocks.width == 1 else fb.slots.repeat_interleave(blocks.width)
         else:
             row_slots = fb.slots[upload(blocks.rows(), logits.device)]
         at = Positions(
             slots=row_slots,
-            positions=fb.positions[fb.sample_at] + 1,
+            positions=positions + 1,
             drafts=drafts,
             max_top_k=self._store.max_top_k(slots),
         )
@@ -104,9 +105,7 @@ class Verifier:
     ) -> _Table:
         """The step by rows. `padded` [R, n] are the rows of logits to read, None when they lie that way already."""
         usable = logits.amax(1).abs() < torch.inf  # of NaN, of +inf and of nothing but -inf this is false
-        fed, positions = fb.tokens, fb.positions
-        if fed.shape[0] != blocks.total:
-            fed, positions = fed[fb.sample_at], positions[fb.sample_at]
+        fed, positions = _fed(fb)
         if padded is not None:
             num = upload(blocks.num, logits.device)
             return _Table(targets[padded], fed[padded], usable[padded], last=positions[padded[:, 0]], num=num)
@@ -190,3 +189,10 @@ class Verifier:
             table = flat.view(len(slots), -1, *found.shape[1:]) if padded is None else flat[padded]
             tables.append(self._widen(table))
         return SampledLogprobs(chosen=tables[0], top_tokens=tables[1], top_values=tables[2])
+
+
+def _fed(fb: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens fed at the judged positions [M], and where they stand [M]."""
+    if fb.sample_starts[-1] == fb.tokens.shape[0]:
+        return fb.tokens, fb.positions
+    return fb.tokens[fb.sample_at], fb.positions[fb.sample_at]
