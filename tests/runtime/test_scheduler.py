@@ -367,6 +367,7 @@ class World:
         assert len(seq.tokens) < seq.max_total
         if self.device.host and seq.num_drafts:
             assert row.lease.in_flight == 1
+            assert len(seq.tokens) + row.num_fed <= seq.max_total
 
     def assert_idle(self) -> None:
         self.ledger.check()
@@ -752,20 +753,45 @@ def test_a_step_in_flight_keeps_what_its_sequence_lost() -> None:
     world.finish()
 
 
+def test_an_outcome_for_a_lost_lease_is_dropped_although_its_request_runs_again() -> None:
+    world = World(lag=1, slots=2)
+    [name] = long_lived(1)
+    world.add(name, 4, 5)
+    world.launch()
+    world.scheduler._preempt(world.scheduler._running[-1])
+    batch = world.launch()
+    assert shape(batch) == [(name, RowKind.PREFILL, 4)]
+    assert world.settle() == []
+    assert world.stats().tokens_discarded == 1
+    assert len(world.settle()) == 1
+    world.finish()
+
+
 def test_blocks_that_come_back_by_themselves_are_awaited() -> None:
-    """Nobody else is preempted while an ended request's last step holds enough blocks."""
-    world = World(lag=1, blocks=9, block_size=2, max_len=18, num_seqs=3, slots=3)
+    """Nobody is preempted while the last step of an ended request holds enough blocks."""
+    world = World(lag=1, blocks=12, block_size=1, max_len=12, num_seqs=3, slots=3)
     a, b, c = long_lived(3)
     for name in (a, b, c):
-        world.add(name, 2, 10)
-    world.step()
-    while world.ledger.free_blocks:
+        world.add(name, 1, 5)
+    for _ in range(4):
         world.step()
+    assert (world.ledger.free_blocks, len(world.flight)) == (0, 1)
     world.cancel(c)
-    before = world.stats().preemptions_kv
-    while world.ledger.closing_blocks:
-        world.step()
-    assert world.stats().preemptions_kv == before
+    assert world.launch() is None
+    world.settle()
+    assert len(shape(world.launch())) == 2
+    world.finish()
+    assert world.stats().preemptions_kv == 0
+
+
+@LAGS
+@pytest.mark.parametrize("k", [0, 1, 7])
+def test_admission_counts_the_steps_that_follow(lag: int, k: int) -> None:
+    world = World(lag=lag, k=k, block_size=1)
+    world.add("a", 5, 40)
+    batch = world.launch()
+    assert batch is not None
+    assert len(batch.rows[0].lease.blocks) == 5 + (1 + lag) * (1 + k) + k
     world.finish()
 
 
