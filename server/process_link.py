@@ -152,14 +152,15 @@ class ProcessLink(EngineLink):
         self._board.fail("The engine was stopped.")
         for task in self._tasks:
             task.cancel()
-        if self._writer is not None:
+        if not self._tasks:  # still loading: it does not listen
+            self._process.kill()
+        if self._writer is None:
+            self._socket.close()
+        else:
             with contextlib.suppress(OSError, RuntimeError):
                 self._writer.write(frame(Shutdown()))
                 await asyncio.wait_for(self._writer.drain(), CLOSE_SECONDS)
             self._writer.close()
-        else:
-            self._socket.close()
-            self._process.terminate()
         try:
             await asyncio.to_thread(self._process.wait, CLOSE_SECONDS)
         except subprocess.TimeoutExpired:

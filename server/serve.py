@@ -12,12 +12,13 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from runtime.api import ConfigError, ModelInfo, Progress
 from server import settings as settings_module
 from server.link import StartError
-from server.process_link import ProcessLink
+from server.process_link import ProcessLink, worker_command
 from server.settings import Settings
 
 if TYPE_CHECKING:
@@ -117,7 +118,10 @@ class Run:
             if starting.done() and not stopping.done():
                 starting.result()
                 await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            return 0
+            if stopping.done():
+                return 0
+            serving.result()
+            return 1
         except StartError as error:
             sys.stderr.write(f"lockstep serve: {error}\n")
             return 2 if error.config else 1
@@ -171,8 +175,8 @@ def run(settings: Settings, listener: socket.socket, link: ProcessLink, started:
         return runner.run(Run(settings, service, server, listener, started).until_stopped())
 
 
-def main(arguments: list[str]) -> int:
-    """The command."""
+def main(arguments: list[str], worker: Callable[[int], list[str]] = worker_command) -> int:
+    """The command. `worker` makes the engine process's command line."""
     started = time.monotonic()
     try:
         settings = settings_module.load(arguments, os.environ).resolved()
@@ -181,6 +185,8 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"lockstep serve: {error}\n")
         return 2
     say(f"lockstep: loading {settings.model_path}")
-    link = ProcessLink(settings.engine_config(), stall_timeout=settings.stall_timeout, on_progress=ProgressLines())
+    link = ProcessLink(
+        settings.engine_config(), stall_timeout=settings.stall_timeout, on_progress=ProgressLines(), command=worker
+    )
     with listener:
         return run(settings, listener, link, started)

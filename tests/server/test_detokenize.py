@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -48,7 +49,7 @@ cuts = st.lists(st.integers(0, 80), max_size=20)
 
 def chunks(ids: list[int], at: list[int]) -> list[list[int]]:
     points = sorted({min(point, len(ids)) for point in at} | {0, len(ids)})
-    return [ids[a:b] for a, b in zip(points, points[1:], strict=False)]
+    return [ids[a:b] for a, b in itertools.pairwise(points)]
 
 
 def run(decoder: Detokenizer, pieces: list[list[int]]) -> str:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +31,7 @@ def oracle(stops: list[str], text: str) -> tuple[str, str | None]:
 
 def cut(text: str, at: list[int]) -> list[str]:
     points = sorted({min(point, len(text)) for point in at} | {0, len(text)})
-    return [text[a:b] for a, b in zip(points, points[1:], strict=False)]
+    return [text[a:b] for a, b in itertools.pairwise(points)]
 
 
 @given(

@@ -1,0 +1,227 @@
+"""The command: its lines, its exit codes, its signals."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from server.__main__ import COMMANDS, main
+from tests.server.live import COMPLETIONS, parse_sse, wait_until
+
+ROOT = Path(__file__).parents[2]
+
+
+class Command:
+    """`lockstep serve` with a scripted engine, as a process."""
+
+    def __init__(self, mode: str, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.server.fake_serve", mode, "--port", "0", *arguments],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self.url = ""
+
+    def ready(self) -> Command:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            if "ready in" in line:
+                self.url = next(word for word in line.split() if word.startswith("http://"))
+                return self
+        raise AssertionError(self.end())
+
+    def wait_for(self, text: str) -> None:
+        assert self.process.stdout is not None
+        while text not in (line := self.process.stdout.readline()):
+            assert line, "ended before it said so"
+
+    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> tuple[int, str]:
+        _, errors = self.process.communicate(timeout=20)
+        return self.process.returncode, errors
+
+
+@pytest.fixture
+def commands() -> Iterator[list[Command]]:
+    made: list[Command] = []
+    yield made
+    for command in made:
+        if command.process.poll() is None:
+            command.process.kill()
+        command.process.communicate()
+
+
+def start(commands: list[Command], mode: str, *arguments: str) -> Command:
+    commands.append(Command(mode, *arguments))
+    return commands[-1]
+
+
+def test_one_start_line_then_service_then_a_clean_end(commands: list[Command]) -> None:
+    command = start(commands, "ok", "--max-num-seqs", "3").ready()
+    assert command.lines[0].startswith("lockstep: loading ")
+    assert "lockstep: load 50%" in command.lines
+    line = command.lines[-1]
+    for choice in ("model=lockstep-tiny", "speculative=mtp:3", "max_model_len=2048", "fake=yes", "load_s="):
+        assert choice in line
+    body = httpx.post(command.url + COMPLETIONS, json={"prompt": "secret words", "max_tokens": 5}).json()
+    assert body["usage"]["completion_tokens"] == 5
+    for path in ("/live", "/ready", "/health"):
+        assert httpx.get(command.url + path).status_code == 200
+    command.signal()
+    code, errors = command.end()
+    assert code == 0
+    assert "secret words" not in errors
+    assert "completion_tokens=5" in errors
+
+
+@pytest.mark.parametrize(("mode", "code", "words"), [("config", 2, "cannot work"), ("fatal", 1, "Out of memory")])
+def test_an_engine_that_cannot_start(commands: list[Command], mode: str, code: int, words: str) -> None:
+    returned, errors = start(commands, mode).end()
+    assert returned == code
+    assert words in errors
+    assert errors.count("\n") == 1
+    assert "Traceback" not in errors
+
+
+def test_sigterm_while_loading(commands: list[Command]) -> None:
+    command = start(commands, "loading")
+    command.wait_for("lockstep: load 50%")
+    command.signal()
+    assert command.end()[0] == 0
+
+
+def stream(url: str, into: list[str], **fields: Any) -> threading.Thread:
+    def read() -> None:
+        body = {"prompt": [5] * 40, "stream": True, "max_tokens": 30} | fields
+        with httpx.stream("POST", url + COMPLETIONS, json=body, timeout=20) as response:
+            for text in response.iter_text():
+                into.append(text)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    return thread
+
+
+def test_sigterm_lets_streams_finish_and_refuses_new_requests(commands: list[Command]) -> None:
+    command = start(commands, "hold").ready()
+    received: list[str] = []
+    reader = stream(command.url, received)
+    wait_until(lambda: len(received) > 0, 10)
+    with httpx.Client(base_url=command.url) as client:
+        client.get("/ready")
+        late: list[str] = []
+        release = stream(command.url, late, prompt=[7])  # accepted before the signal, so still running after it
+        wait_until(lambda: 'requests_running{model_name="lockstep-tiny"} 2' in client.get("/metrics").text)
+        command.signal()
+        wait_until(lambda: client.get("/ready").status_code == 503)
+        refused = client.post(COMPLETIONS, json={"prompt": [9]})
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
+        assert client.get("/live").status_code == 200
+    assert command.process.poll() is None
+    command.signal()  # the second signal: now
+    reader.join(20)
+    release.join(20)
+    code, _ = command.end()
+    assert code == 0
+    assert "server_is_overloaded" in "".join(received)
+
+
+def test_streams_finish_within_the_drain_timeout(commands: list[Command]) -> None:
+    command = start(commands, "hold").ready()
+    received: list[str] = []
+    reader = stream(command.url, received)
+    wait_until(lambda: len(received) > 0, 10)
+    body = b'{"prompt":[9],"max_tokens":1}'
+    with socket.create_connection(("127.0.0.1", int(command.url.rpartition(":")[2]))) as late:
+        # this request is inside before the signal, its body comes after it and lets the engine go on
+        late.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n"
+            b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+        )
+        assert late.recv(1000).startswith(b"HTTP/1.1 100")
+        command.signal()
+        wait_until(lambda: httpx.get(command.url + "/ready").status_code == 503)
+        late.sendall(body)
+        assert late.recv(10_000).startswith(b"HTTP/1.1 200")
+    reader.join(20)
+    code, _ = command.end()
+    assert code == 0
+    chunks = parse_sse("".join(received))
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_streams_are_cut_after_the_drain_timeout(commands: list[Command]) -> None:
+    command = start(commands, "hold", "--drain-timeout", "0.2").ready()
+    received: list[str] = []
+    reader = stream(command.url, received)
+    wait_until(lambda: len(received) > 0, 10)
+    command.signal(signal.SIGINT)
+    reader.join(20)
+    assert command.end()[0] == 0
+    assert "".join(received).endswith("data: [DONE]\n\n")
+    assert "server_is_overloaded" in "".join(received)
+
+
+def test_a_dead_engine_makes_the_server_not_live(commands: list[Command]) -> None:
+    command = start(commands, "die").ready()
+    assert httpx.post(command.url + COMPLETIONS, json={"prompt": "x"}).status_code == 503
+    assert httpx.get(command.url + "/live").status_code == 503
+    command.signal()
+    assert command.end()[0] == 0
+
+
+def test_a_port_in_use_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--port", str(port)]) == 2
+    assert capsys.readouterr().err == f"lockstep serve: Port {port} on 127.0.0.1 is already in use.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["/no/such/dir"], "does not exist"),
+        (["--speculative", "mtp:x"], "--speculative"),
+        (["--port", "99999"], "--port"),
+        (["--host", "no.such.host.invalid"], "not known"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
+    assert main(["serve", "--port", "0", *arguments]) == 2
+    errors = capsys.readouterr().err
+    assert words in errors
+    assert errors.count("\n") == 1
+
+
+def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in COMMANDS)
+    assert main([]) == 2
+    assert main(["nonsense"]) == 2
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("lockstep ")
+
+
+def test_the_http_process_never_imports_torch() -> None:
+    code = (
+        "import sys, server.serve, server.app, server.service, server.webserver\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
