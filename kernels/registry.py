@@ -28,6 +28,7 @@ IMPLEMENTATIONS: dict[str, dict[str, str]] = {
     "rotary.apply_rotary": {"reference": "kernels.rotary.reference:apply_rotary"},
     "state_commit.gather_commit": {"reference": "kernels.state_commit.reference:gather_commit"},
     "state_fold.fold": {"reference": "kernels.state_fold.reference:fold"},
+    "state_fold.unroll": {"reference": "kernels.state_fold.reference:unroll"},
 }
 
 PREFERENCE: dict[str, tuple[str, ...]] = {

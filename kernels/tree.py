@@ -28,6 +28,8 @@ def relative_decay(log_decay: torch.Tensor, parents: torch.Tensor | None) -> tup
     Sums are float64: their differences are small numbers between large ones.
     """
     a = log_decay.transpose(1, 2)
+    if a.shape[2] == 1:  # a root; plain decoding comes here
+        return a.exp(), torch.ones_like(a).unsqueeze(3)
     if parents is None:
         path = a.cumsum(2, dtype=torch.float64)
         pair = (path.unsqueeze(3) - path.unsqueeze(2)).to(a.dtype).exp_().tril_()

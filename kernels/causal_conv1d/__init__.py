@@ -28,11 +28,12 @@ def conv_block(
     return run(x, window, weight, bias, parents)
 
 
-def conv_window(x: torch.Tensor, window: torch.Tensor, path: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """The window after consuming nodes path[i, :count[i]].
+def conv_window(x: torch.Tensor, window: torch.Tensor, path: torch.Tensor | None, count: torch.Tensor) -> torch.Tensor:
+    """The window after consuming nodes path[i, :count[i]], or the first count[i] tokens of a chain (path None).
 
-    x [n, T, C], window [n, C, W - 1], path [n, P] int64, count [n] integer, 0 <= count <= P. Entries of `path` from
-    count on may hold anything. Returns a new tensor [n, C, W - 1] in the window's dtype.
+    x [n, T, C], window [n, C, W - 1], path [n, P] int64 or None, count [n] integer, 0 <= count <= P (T without a
+    path). Entries of `path` from count on, and tokens not consumed, may hold anything. Returns a new tensor
+    [n, C, W - 1] of any strides, in the window's dtype.
     """
     run = implementation("causal_conv1d.conv_window", x.device.type, reference.conv_window)
     return run(x, window, path, count)

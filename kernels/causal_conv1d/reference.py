@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional
 
+FEW = 8  # tokens, from which on transposing the weight costs less than reading it with a stride
+
 
 def conv_block(
     x: torch.Tensor,
@@ -17,34 +19,37 @@ def conv_block(
 ) -> torch.Tensor:
     """See `kernels.causal_conv1d.conv_block`."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    weight = weight.to(dtype)
+    n, T, _ = x.shape
+    taps = weight.to(dtype).t()
+    if n * T > FEW:
+        taps = taps.contiguous()
     inputs = torch.cat([window.transpose(1, 2).to(dtype), x.to(dtype)], 1)
-    last = weight.shape[1] - 1
-    out = inputs[:, last:] * weight[:, last]
-    if bias is not None:
-        out += bias
+    last = len(taps) - 1
+    out = inputs[:, last:] * taps[last] if bias is None else torch.addcmul(bias, inputs[:, last:], taps[last])
     if parents is None:
-        T = x.shape[1]
         for j in range(last):
-            out.addcmul_(inputs[:, j : j + T], weight[:, j])
+            out.addcmul_(inputs[:, j : j + T], taps[j])
     else:
+        rows = _row_index(x)
         for hop, at in enumerate(_predecessors(parents, last, last), 1):
-            out.addcmul_(_rows(inputs, at), weight[:, last - hop])
+            out.addcmul_(inputs[rows, at], taps[last - hop])
     return functional.silu(out, inplace=True).to(x.dtype)
 
 
-def conv_window(x: torch.Tensor, window: torch.Tensor, path: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+def conv_window(x: torch.Tensor, window: torch.Tensor, path: torch.Tensor | None, count: torch.Tensor) -> torch.Tensor:
     """See `kernels.causal_conv1d.conv_window`."""
     columns = window.shape[2]
-    if path.shape[1] == 0 or x.shape[1] == 0 or columns == 0:
+    longest = x.shape[1] if path is None else path.shape[1]
+    if longest == 0 or x.shape[1] == 0 or columns == 0:
         return window.clone()
+    rows = _row_index(x)
     at = torch.arange(columns, device=x.device) + count.unsqueeze(1)  # counted from the oldest column
     old = at < columns
-    step = (at - columns).clamp_(0, path.shape[1] - 1)
-    node = path.gather(1, step).masked_fill_(old, 0)
-    kept = window.gather(2, at.clamp(max=columns - 1).unsqueeze(1).expand_as(window))
-    new = _rows(x, node).transpose(1, 2).to(window.dtype)
-    return torch.where(old.unsqueeze(1), kept, new)
+    node = (at - columns).clamp_(0, longest - 1)
+    if path is not None:
+        node = path.gather(1, node).masked_fill_(old, 0)
+    kept = window.transpose(1, 2)[rows, at.clamp_(max=columns - 1)]
+    return torch.where(old.unsqueeze(2), kept, x[rows, node].to(window.dtype)).transpose(1, 2)
 
 
 def conv_windows_all(x: torch.Tensor, window: torch.Tensor, parents: torch.Tensor | None) -> torch.Tensor:
@@ -58,8 +63,9 @@ def conv_windows_all(x: torch.Tensor, window: torch.Tensor, parents: torch.Tenso
     if parents is None:
         return out.copy_(inputs.unfold(1, columns, 1)[:, 1:])
     out[..., columns - 1] = x
+    rows = _row_index(x)
     for hop, at in enumerate(_predecessors(parents, columns, columns - 1), 1):
-        out[..., columns - 1 - hop] = _rows(inputs, at)
+        out[..., columns - 1 - hop] = inputs[rows, at]
     return out
 
 
@@ -74,6 +80,5 @@ def _predecessors(parents: torch.Tensor, columns: int, hops: int) -> Iterator[to
         yield at
 
 
-def _rows(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """Picks rows `at` [n, M] of x [n, L, C]: [n, M, C]."""
-    return x.gather(1, at.unsqueeze(2).expand(-1, -1, x.shape[2]))
+def _row_index(x: torch.Tensor) -> torch.Tensor:
+    return torch.arange(x.shape[0], device=x.device).unsqueeze(1)

@@ -38,13 +38,15 @@ def steps(
     beta: torch.Tensor,
     state: torch.Tensor,
     parents: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token by token: outputs [n, T, Hv, V] and the state after each node along its own path, [n, T, Hv, V, K].
+    """For a few tokens: outputs [n, T, Hv, V] and the state after each node along its own path, [n, T, Hv, V, K].
 
-    parents [n, T] int64 or None for a chain: see `kernels.tree`.
+    parents [n, T] int64 or None for a chain: see `kernels.tree`. The states are written to `out` if given. Memory
+    beside them grows with T^2.
     """
     run = implementation("gated_delta.steps", v.device.type, reference.steps)
-    return run(q, k, v, g, beta, state, parents)
+    return run(q, k, v, g, beta, state, parents, out)
 
 
 def block(

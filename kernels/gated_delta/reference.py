@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.state_fold.reference import unroll
 from kernels.tree import relative_decay
 
 EPSILON = 1e-6
@@ -43,28 +44,11 @@ def steps(
     beta: torch.Tensor,
     state: torch.Tensor,
     parents: torch.Tensor | None,
+    out: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `kernels.gated_delta.steps`."""
-    n, T, Hv, V = v.shape
-    Hk, K = k.shape[2:]
-    query, key = _normalised(q, k, state.dtype)
-    value, beta, decay = v.to(state.dtype), beta.to(state.dtype), g.to(state.dtype).exp()
-    y = state.new_empty(n, T, Hv, V)
-    states = state.new_empty(n, T, Hv, V, K)
-    rows = torch.arange(n, device=v.device)
-    before = state
-    for t in range(T):
-        if parents is not None:
-            parent = parents[:, t]
-            before = torch.where((parent < 0)[:, None, None, None], state, states[rows, parent.clamp(min=0)])
-        torch.mul(before, decay[:, t, :, None, None], out=states[:, t])
-        grouped = states[:, t].view(n, Hk, Hv // Hk * V, K)
-        read = (grouped @ key[:, t].unsqueeze(3)).view(n, Hv, V)
-        u = (value[:, t] - read) * beta[:, t].unsqueeze(2)
-        grouped.addcmul_(u.view(n, Hk, Hv // Hk * V, 1), key[:, t].unsqueeze(2))
-        y[:, t] = (grouped @ query[:, t].unsqueeze(3)).view(n, Hv, V)
-        before = states[:, t]
-    return y.to(v.dtype), states
+    y, log_decay, u, key = block(q, k, v, g, beta, state, parents)
+    return y, unroll(state, log_decay, u, key, parents, out)
 
 
 def block(

@@ -39,13 +39,15 @@ def steps(
     D: torch.Tensor,
     state: torch.Tensor,
     parents: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token by token: outputs [n, T, H, P] and the state after each node along its own path, [n, T, H, P, N].
+    """For a few tokens: outputs [n, T, H, P] and the state after each node along its own path, [n, T, H, P, N].
 
-    parents [n, T] int64 or None for a chain: see `kernels.tree`.
+    parents [n, T] int64 or None for a chain: see `kernels.tree`. The states are written to `out` if given. Memory
+    beside them grows with T^2.
     """
     run = implementation("mamba2.steps", x.device.type, reference.steps)
-    return run(x, dt, A, B, C, D, state, parents)
+    return run(x, dt, A, B, C, D, state, parents, out)
 
 
 def block(

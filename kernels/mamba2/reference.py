@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.state_fold.reference import unroll
 from kernels.tree import relative_decay
 
 
@@ -41,26 +42,11 @@ def steps(
     D: torch.Tensor,
     state: torch.Tensor,
     parents: torch.Tensor | None,
+    out: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `kernels.mamba2.steps`."""
-    n, T, H, P = x.shape
-    G, N = B.shape[2:]
-    a, u, k, q = _inputs(x, dt, A, B, C, state.dtype)
-    decay = a.exp()
-    y = u.new_empty(n, T, H, P)
-    states = state.new_empty(n, T, H, P, N)
-    rows = torch.arange(n, device=x.device)
-    before = state
-    for t in range(T):
-        if parents is not None:
-            parent = parents[:, t]
-            before = torch.where((parent < 0)[:, None, None, None], state, states[rows, parent.clamp(min=0)])
-        grouped = states[:, t].view(n, G, H // G * P, N)
-        grouped.copy_(u[:, t].view(n, G, H // G * P, 1) * k[:, t].unsqueeze(2))
-        states[:, t].addcmul_(before, decay[:, t, :, None, None])
-        y[:, t] = (grouped @ q[:, t].unsqueeze(3)).view(n, H, P)
-        before = states[:, t]
-    return y.addcmul_(x.to(y.dtype), D[:, None]).to(x.dtype), states
+    y, log_decay, u, k = block(x, dt, A, B, C, D, state, parents)
+    return y, unroll(state, log_decay, u, k, parents, out)
 
 
 def block(

@@ -25,7 +25,7 @@ def run_scan(name: str, case: Case, chunk: int) -> tuple[torch.Tensor, torch.Ten
 
 def run_steps(name: str, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     run = load("mamba2.steps", name, steps)
-    return run(case.x, case.dt, case.A, case.B, case.C, case.D, case.state, case.parents)
+    return run(case.x, case.dt, case.A, case.B, case.C, case.D, case.state, case.parents, None)
 
 
 def run_block(name: str, case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
