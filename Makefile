@@ -1,0 +1,55 @@
+# Everything a fresh clone needs: Python 3.11 or newer, git, a C compiler. `make serve` and `make test` do all set-up.
+PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell command -v $(p) 2>/dev/null)))
+VENV ?= .venv
+BIN := $(VENV)/bin
+PORT ?= 8000
+ARGS ?=
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: serve test sweep lint types imports check format bench clean
+
+serve: $(VENV)/.serve ## start the server on the embedded model
+	$(BIN)/lockstep serve --port $(PORT) $(ARGS)
+
+test: $(VENV)/.test ## install what the tests need and run them
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu and not perf" $(ARGS)
+
+sweep: $(VENV)/.test ## the exhaustive sweeps (long)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow" --timeout 3600 $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+check: test lint types imports ## all that CI runs
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.serve ## speculation against none, side by side, on the embedded model
+	$(BIN)/lockstep bench speculation $(ARGS)
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.serve: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e ".[test]"
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e ".[test,dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
