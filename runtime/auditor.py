@@ -6,7 +6,7 @@ import logging
 
 from runtime.api import CapacityError
 from runtime.plan import Batch, Row
-from runtime.probe import Probe, largest_difference
+from runtime.probe import Probe, largest_difference, tolerance
 from runtime.runner import ModelRunner
 from runtime.state.pool import StatePool
 
@@ -18,7 +18,7 @@ TOLERANCE = 1e-3
 class Auditor:
     """Audits one row every `interval` steps (0: never), when nothing of it is in flight and the pool has room.
 
-    `worst` is the largest relative difference seen; a difference beyond TOLERANCE counts as a mismatch.
+    `worst` is the largest relative difference seen; a difference beyond `tolerance` counts as a mismatch.
     """
 
     def __init__(self, pool: StatePool, runner: ModelRunner, interval: int) -> None:
@@ -26,6 +26,7 @@ class Auditor:
         self._runner = runner
         self._interval = interval
         self._steps = 0
+        self.tolerance = max(TOLERANCE, tolerance(pool.kv.dtype))
         self.ok = 0
         self.mismatches = 0
         self.worst = 0.0
@@ -57,7 +58,7 @@ class Auditor:
         finally:
             probe.close()
         self.worst = max(self.worst, difference)
-        if difference <= TOLERANCE:
+        if difference <= self.tolerance:
             self.ok += 1
         else:
             self.mismatches += 1

@@ -1,0 +1,147 @@
+"""STATE: after every step each running request's slot and KV equal REF's, of exactly the committed tokens.
+
+`Watch.look` copies what the pool holds; `Watch.check` compares all copies with REF once the texts are known. Equal is
+max|s - s64| <= max(1e-5 max|s64|, 3 x the error of a one-shot float32 pass), for every tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from runtime.engine import Engine
+from runtime.plan import Sequence as Running
+from tests.support.engines import directory
+from tests.support.ref import Ref
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One tensor at several lengths: exact [T + 1, ...] float64, allowed [T + 1]."""
+
+    exact: Tensor
+    allowed: Tensor
+
+    def at(self, lengths: Sequence[int], found: Tensor) -> Tensor:
+        """By how much found [m, ...] exceeds what is allowed at those lengths; 0 or less is equal."""
+        error = (found.double() - self.exact[list(lengths)]).flatten(1).abs().amax(1)
+        return error.nan_to_num(nan=torch.inf) - self.allowed[list(lengths)]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """REF on one text: states by (layer, 0: window, 1: state) after each number of tokens; KV by (layer, 0: k, 1: v).
+
+    A KV entry's `exact` is [T, ...] by position, its `allowed` [T + 1] counts for all positions before.
+    """
+
+    states: dict[tuple[int, int], Expected]
+    kv: dict[tuple[int, int], Expected]
+    greedy: list[int]
+    margins: list[float]
+
+
+@functools.cache
+def ref(name: str, dtype: torch.dtype = torch.float64) -> Ref:
+    """The oracle of a model."""
+    return Ref(directory(name), dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def truth(name: str, tokens: tuple[int, ...]) -> Truth:
+    """Everything REF says about a text: states and KV of every prefix, next tokens and how clear they are."""
+    marks = range(len(tokens) + 1)
+    exact, rough = (ref(name, dtype).trace(tokens, marks) for dtype in (torch.float64, torch.float32))
+    states = {}
+    for layer in exact.states[0]:
+        pairs = [[(t.states[n][layer].window, t.states[n][layer].state) for n in marks] for t in (exact, rough)]
+        for part in (0, 1):
+            states[layer, part] = _expected(*(torch.stack([pair[part] for pair in side]) for side in pairs))
+    kv = {}
+    for layer, found in exact.kv.items():
+        other = rough.kv[layer]
+        for part, (wide, narrow) in enumerate(((found.k, other.k), (found.v, other.v))):
+            each = _expected(wide, narrow)
+            size = wide.flatten(1).abs().amax(1)
+            error = (narrow.double() - wide).flatten(1).abs().amax(1)
+            allowed = torch.maximum(1e-5 * size.cummax(0).values, 3 * error.cummax(0).values)
+            kv[layer, part] = Expected(each.exact, torch.cat([allowed.new_zeros(1), allowed]))
+    best = ref(name).head(exact.hidden).topk(2)
+    margins = best.values[:, 0] - best.values[:, 1]
+    return Truth(states, kv, best.indices[:, 0].tolist(), margins.tolist())
+
+
+def _expected(exact: Tensor, rough: Tensor) -> Expected:
+    error = (rough.double() - exact).flatten(1).abs().amax(1)
+    return Expected(exact, torch.maximum(1e-5 * exact.flatten(1).abs().amax(1), 3 * error))
+
+
+@dataclass(frozen=True)
+class _Look:
+    """One request after one step: states at the device's length, KV of the settled one."""
+
+    seq: Running
+    length: int
+    states: dict[int, tuple[Tensor, Tensor]]
+    computed: int
+    kv: dict[int, tuple[Tensor, Tensor]]
+
+
+class Watch:
+    """Looks at every running request after every step: pass `look` to `engines.run`, then `check`."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self._engine = engine
+        self._name = name
+        self._looks: list[_Look] = []
+        self.num_checked = 0
+
+    def look(self) -> None:
+        states = self._engine.states
+        for seq in self._engine.scheduler._running:
+            lease = seq.lease
+            if lease is None or lease.bound == 0:
+                continue
+            kv = {layer: states.peek_kv(lease, layer) for layer in states.kv.keys}
+            length = int(states.lengths[lease.slot])
+            self._looks.append(_Look(seq, length, states.peek(lease.slot), lease.computed, kv))
+
+    def check(self) -> None:
+        """Compares everything seen so far, with the texts as they are now. Looks beyond an ended text are dropped."""
+        looks: dict[Running, list[_Look]] = {}
+        for look in self._looks:
+            if look.length <= len(look.seq.tokens):
+                looks.setdefault(look.seq, []).append(look)
+        for seq, mine in looks.items():
+            self._check(seq, mine)
+        self._looks.clear()
+
+    def _check(self, seq: Running, looks: list[_Look]) -> None:
+        expected = truth(self._name, tuple(seq.tokens))
+        lengths = [look.length for look in looks]
+        for (layer, part), each in expected.states.items():
+            found = torch.stack([look.states[layer][part] for look in looks])
+            excess = each.at(lengths, found)
+            worst = int(excess.argmax())
+            assert excess[worst] <= 0, f"{seq.request.id}: layer {layer} part {part} after {lengths[worst]} tokens"
+            self.num_checked += len(looks)
+        for look in looks:
+            assert look.length >= look.computed
+            for (layer, part), each in expected.kv.items():
+                found = look.kv[layer][part]
+                assert found.shape[0] == look.computed
+                if look.computed:
+                    error = (found.double() - each.exact[: look.computed]).abs().max()
+                    assert error <= each.allowed[look.computed], f"{seq.request.id}: KV of layer {layer}: {error}"
+
+
+def assert_greedy(name: str, prompt: Sequence[int], output: Sequence[int]) -> None:
+    """The output is REF's own greedy text, but for choices REF itself finds to be within 1e-4 of each other."""
+    said = truth(name, (*prompt, *output))
+    for at, token in enumerate(output, len(prompt) - 1):
+        assert said.greedy[at] == token or said.margins[at] < 1e-4, (at, said.greedy[at], token, said.margins[at])
