@@ -15,13 +15,14 @@ class Positions:
 
     slots [M] int64 (state slot); positions [M] int64: absolute position of the token to be sampled; drafts [M, k]
     int64: the drafted tokens fed earlier in the same block, -1 where there are fewer (k is 0 when nobody counts).
-    `max_top_k` is the largest top_k among the rows, on the host.
+    On the host: the largest `top_k` among the rows, and whether all rows that draw filter by it.
     """
 
     slots: torch.Tensor
     positions: torch.Tensor
     drafts: torch.Tensor
     max_top_k: int
+    all_top_k: bool
 
     def take(self, index: torch.Tensor) -> Positions:
         """The entries `index` [m]."""

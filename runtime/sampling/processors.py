@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from runtime.sampling.positions import Positions
-from runtime.sampling.ranking import ascending, logit_of, rank_keys
+from runtime.sampling.ranking import ascending, logit_of, rank_keys, token_of
 from runtime.sampling.store import NO_STOP, Feature, SamplingStore
 
 # Probabilities as integers of this many per unit: their sums are exact, so no order of summation can move a cut.
@@ -85,9 +85,16 @@ class TopK(Processor):
         worst_kept = best.gather(1, (k - 1).clamp(max=at.max_top_k - 1))
         return torch.where((keys >= worst_kept) | (k >= store.vocab_size), logits, -math.inf)
 
+    def narrow(self, logits: torch.Tensor, at: Positions, *, store: SamplingStore) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same where every row filters: logits and token ids [M, max_top_k] of the best, best first."""
+        best = rank_keys(logits).topk(at.max_top_k, dim=1).values
+        ranks = torch.arange(at.max_top_k, device=logits.device)
+        kept = ranks < store.top_k[at.slots].unsqueeze(1)
+        return torch.where(kept, logit_of(best), -math.inf), token_of(best, logits.shape[1])
+
 
 class TopP(Processor):
-    """Keeps the smallest set of best tokens that holds at least top_p of the probability."""
+    """Keeps the smallest set of best tokens that holds at least top_p of the probability; of equal ones lower ids."""
 
     def apply(self, logits: torch.Tensor, at: Positions, *, store: SamplingStore) -> torch.Tensor:
         """Logits [M, vocab] -> [M, vocab]."""
@@ -99,7 +106,7 @@ class TopP(Processor):
         total = upto[:, -1:]
         better = total - upto  # what the tokens before this one hold together, seen from the best
         dropped = (better >= top_p * total) & (top_p < 1.0)
-        num_dropped = dropped.sum(1, keepdim=True).clamp(max=store.vocab_size - 1)
+        num_dropped = dropped.sum(1, keepdim=True).clamp(max=logits.shape[1] - 1)
         return torch.where(keys >= ranked.gather(1, num_dropped), logits, -math.inf)
 
 
@@ -112,15 +119,42 @@ class MinP(Processor):
         return torch.where(logits >= floor, logits, -math.inf)
 
 
+_TOP_K = TopK()
+
 # In this order. Those from the temperature on leave the argmax where it is, so greedy rows skip them.
 PROCESSORS: dict[Feature, Processor] = {
     Feature.LOGIT_BIAS: LogitBias(),
     Feature.PENALTIES: Penalties(),
     Feature.MIN_TOKENS: MinTokens(),
     Feature.TEMPERATURE: Temperature(),
-    Feature.TOP_K: TopK(),
+    Feature.TOP_K: _TOP_K,
     Feature.TOP_P: TopP(),
     Feature.MIN_P: MinP(),
 }
-SHAPING = (Feature.LOGIT_BIAS, Feature.PENALTIES, Feature.MIN_TOKENS)
-FILTERS = (Feature.TEMPERATURE, Feature.TOP_K, Feature.TOP_P, Feature.MIN_P)
+
+_SHAPING = (Feature.LOGIT_BIAS, Feature.PENALTIES, Feature.MIN_TOKENS)
+_FILTERS = (Feature.TEMPERATURE, Feature.TOP_K, Feature.TOP_P, Feature.MIN_P)
+
+
+def shape(logits: torch.Tensor, at: Positions, *, store: SamplingStore, features: Feature) -> torch.Tensor:
+    """Logits [M, vocab] after what moves the argmax too, as far as `features` ask for it."""
+    for feature in _SHAPING:
+        if feature in features:
+            logits = PROCESSORS[feature].apply(logits, at, store=store)
+    return logits
+
+
+def filtered(
+    logits: torch.Tensor, at: Positions, *, store: SamplingStore, features: Feature
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Logits of rows that draw, after temperature and filters; and their token ids, or None for the whole vocabulary.
+
+    When every row filters by top_k only its candidates go on, [M, max_top_k]. They have the same values either way.
+    """
+    tokens = None
+    for feature in _FILTERS:
+        if feature is Feature.TOP_K and at.all_top_k:
+            logits, tokens = _TOP_K.narrow(logits, at, store=store)
+        elif feature in features:
+            logits = PROCESSORS[feature].apply(logits, at, store=store)
+    return logits, tokens

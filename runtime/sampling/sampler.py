@@ -6,9 +6,9 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from kernels.gumbel import counter_gumbel
+from kernels.gumbel import counter_gumbel, counter_gumbel_at
 from runtime.sampling.positions import Positions
-from runtime.sampling.processors import FILTERS, PROCESSORS, SHAPING
+from runtime.sampling.processors import filtered, shape
 from runtime.sampling.ranking import argmax
 from runtime.sampling.store import Feature, SamplingStore
 from runtime.sampling.upload import upload
@@ -23,9 +23,7 @@ def sample(
     greedy. Drawing is Gumbel-max: the argmax of processed logits plus noise, which is a function of the row's seed and
     position, so its token depends on nothing else in the batch.
     """
-    for feature in SHAPING:
-        if feature in features:
-            logits = PROCESSORS[feature].apply(logits, at, store=store)
+    logits = shape(logits, at, store=store, features=features)
     if drawn is None:
         return _draw(logits, at, store=store, features=features)
     if not drawn:
@@ -35,8 +33,11 @@ def sample(
 
 
 def _draw(logits: torch.Tensor, at: Positions, *, store: SamplingStore, features: Feature) -> torch.Tensor:
-    for feature in FILTERS:
-        if feature in features:
-            logits = PROCESSORS[feature].apply(logits, at, store=store)
-    noise = counter_gumbel(store.seed[at.slots], at.positions, store.vocab_size, logits.device)
-    return argmax(logits + noise)
+    """Gumbel-max; of equal sums the lowest token id wins, whether or not all of the vocabulary is looked at."""
+    logits, tokens = filtered(logits, at, store=store, features=features)
+    seeds = store.seed[at.slots]
+    if tokens is None:
+        return argmax(logits + counter_gumbel(seeds, at.positions, store.vocab_size, logits.device))
+    noisy = logits + counter_gumbel_at(seeds, at.positions, tokens)
+    best = noisy == noisy.amax(1, keepdim=True)
+    return torch.where(best, tokens, store.vocab_size - 1).amin(1)

@@ -75,7 +75,8 @@ class Verifier:
         self, fb: ForwardBatch, logits: torch.Tensor, blocks: Blocks, *, slots: list[int], features: Feature
     ) -> torch.Tensor:
         """Targets [M] when some request asks for more than the argmax of the model's logits."""
-        drawing = [self._store.wants(slot, Feature.TEMPERATURE) for slot in slots]
+        draws = [self._store.wants(slot, Feature.TEMPERATURE) for slot in slots]
+        drawing = [slot for slot, draw in zip(slots, draws, strict=True) if draw]
         fed, positions = _fed(fb)
         drafts = fed.new_empty((blocks.total, 0))
         if Feature.PENALTIES in features and blocks.width > 1:
@@ -89,9 +90,10 @@ class Verifier:
             slots=row_slots,
             positions=positions + 1,
             drafts=drafts,
-            max_top_k=self._store.max_top_k(slots),
+            max_top_k=self._store.max_top_k(drawing),
+            all_top_k=all(self._store.wants(slot, Feature.TOP_K) for slot in drawing),
         )
-        drawn = None if all(drawing) else [m for m, row in enumerate(blocks.rows()) if drawing[row]]
+        drawn = None if len(drawing) == len(slots) else [m for m, row in enumerate(blocks.rows()) if draws[row]]
         return sample(logits, at, store=self._store, features=features, drawn=drawn)
 
     def _table(

@@ -11,12 +11,14 @@ from scipy.stats import chisquare
 from runtime.api import SamplingParams
 from runtime.sampling.positions import Positions
 from runtime.sampling.sampler import sample
+from runtime.sampling.store import SamplingStore
 from tests.runtime.sampling.oracle import law
-from tests.runtime.sampling.toy import Bench, Item, ToyModel
+from tests.runtime.sampling.toy import CPU, Bench, Item, ToyModel
 
 PROMPT = [1, 2, 2, 5]
 OUTPUT = [3, 3, 0]
 DRAFTS = [3, 6]
+DRAFTLESS = torch.empty((1, 0), dtype=torch.int64)
 FEATURES: dict[str, dict[str, object]] = {
     "none": {},
     "top_k": {"top_k": 3},
@@ -70,7 +72,13 @@ def test_sampled_law(feature: str, temperature: float, over: str) -> None:
         for slot in range(num):
             bench.bind(slot, params_of(feature, temperature, seed=slot * 7919 - 5000), PROMPT, OUTPUT)
         slots, positions = torch.arange(num), torch.full((num,), 7)
-    at = Positions(slots=slots, positions=positions, drafts=torch.tensor([DRAFTS] * num), max_top_k=params.top_k)
+    at = Positions(
+        slots=slots,
+        positions=positions,
+        drafts=torch.tensor([DRAFTS] * num),
+        max_top_k=params.top_k,
+        all_top_k=params.top_k > 0,
+    )
     tokens = sample(logits.repeat(num, 1), at, store=bench.store, features=bench.store.features([3]), drawn=None)
     assert_law(tokens, law(logits.tolist(), params, PROMPT, OUTPUT + DRAFTS))
 
@@ -99,7 +107,33 @@ def test_noise_of_positions_is_independent() -> None:
     params = SamplingParams(max_tokens=9, seed=1)
     bench.bind(1, params, [0])
     logits = bench.model.logits([1, 2])
-    at = Positions(torch.full((num,), 1), torch.arange(num), torch.empty((num, 0), dtype=torch.int64), max_top_k=0)
+    at = Positions(
+        torch.full((num,), 1), torch.arange(num), torch.empty((num, 0), dtype=torch.int64), max_top_k=0, all_top_k=False
+    )
     tokens = sample(logits.repeat(num, 1), at, store=bench.store, features=bench.store.features([1]), drawn=None)
     one = law(logits.tolist(), params, [], [])
     assert_law(tokens[:-1:2] * 4 + tokens[1::2], [a * b for a in one for b in one])
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_k": 20}, {"top_k": 99, "top_p": 0.7, "min_p": 0.01}])
+def test_looking_at_candidates_only_changes_nothing(filters: dict[str, float]) -> None:
+    """Whether a batch can be narrowed to its top_k candidates depends on its mates, so it must not show."""
+    num, vocab = 2_000, 300
+    bench = Bench(ToyModel(vocab=2), num_slots=2)
+    bench.store = SamplingStore(2, vocab, CPU)
+    bench.bind(1, SamplingParams(max_tokens=9, seed=5, **filters), PROMPT[:1])  # type: ignore[arg-type]
+    logits = (torch.randn(num, vocab, generator=torch.Generator().manual_seed(2)) * 4).round() / 2
+    top_k = int(filters["top_k"])
+    features = bench.store.features([1])
+    tokens = [
+        sample(
+            logits,
+            Positions(torch.ones(num, dtype=torch.int64), torch.arange(num), DRAFTLESS.expand(num, 0), top_k, narrow),
+            store=bench.store,
+            features=features,
+            drawn=None,
+        )
+        for narrow in (True, False)
+    ]
+    assert torch.equal(tokens[0], tokens[1])
+    assert len(tokens[0].unique()) > 100
