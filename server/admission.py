@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from runtime.api import EngineError
+from runtime.api import CapacityError, EngineError
 from server.link import Inbox, UnavailableError
 
 
 class Admission:
     """Owns the drain flag and the inboxes of requests in flight."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
         self.draining = False
+        self._limit = limit
         self._inside: set[Inbox] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -21,9 +22,14 @@ class Admission:
         return len(self._inside)
 
     def enter(self) -> Inbox:
-        """A new request comes in; raises UnavailableError while draining. Pair with `leave`."""
+        """A new request comes in; raises UnavailableError while draining, CapacityError when it is full.
+
+        The limit only guards this process against more requests than the engine could ever hold. Pair with `leave`.
+        """
         if self.draining:
             raise UnavailableError("The server is shutting down; try again later.")
+        if len(self._inside) >= self._limit:
+            raise CapacityError("The server's queue is full; try again later.")
         inbox = Inbox()
         self._inside.add(inbox)
         self._empty.clear()

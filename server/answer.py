@@ -57,6 +57,30 @@ class Usage:
     accepted_tokens: int
 
 
+@dataclass(slots=True)
+class Pace:
+    """When a generation's tokens went out."""
+
+    first: float | None = None
+    last: float = 0.0
+    num_tokens: int = 0
+    later_tokens: int = 0  # after the first emission
+
+    def note(self, now: float, count: int) -> None:
+        """An emission."""
+        if self.first is None:
+            self.first = now
+        else:
+            self.later_tokens += count
+        self.last = now
+        self.num_tokens += count
+
+    @property
+    def seconds_per_token(self) -> float:
+        """After the first emission."""
+        return (self.last - (self.first or 0.0)) / self.later_tokens
+
+
 class Choice:
     """One generation: its decoder, its stop strings, its counts."""
 
@@ -65,6 +89,7 @@ class Choice:
         self.index = index
         self.request = request
         self.num_tokens = 0
+        self.pace = Pace()
         self.finish: str | None = None
         self.stopped_by_string = False
         self.drafted = self.accepted = self.cached_tokens = 0
@@ -149,7 +174,6 @@ class Answer:
         }
         self._open: set[str] = set()  # accepted by the engine, last delta not seen
         self._started = time.perf_counter()
-        self._last_emission: dict[str, float] = {}
 
     async def open(self) -> None:
         """Submits every choice; returns when the engine accepted all, else none is left behind."""
@@ -164,6 +188,7 @@ class Answer:
             except BaseException:
                 self.close(CancelReason.CLIENT_GONE)
                 raise
+        self._metrics.prompts_accepted(sum(map(len, self.job.prompts)))
         for request in self.job.requests:
             self._metrics.request_accepted(len(request.prompt), request.sampling.max_tokens)
 
@@ -173,43 +198,42 @@ class Answer:
             touched: dict[int, Choice] = {}
             for delta in await self._inbox.receive():
                 choice = self._choices[delta.request_id]
-                self._take(choice, delta)
-                touched[choice.index] = choice
-            pieces = [piece for choice in touched.values() if (piece := choice.piece()) is not None]
+                if choice.request.id in self._open:
+                    touched[choice.index] = choice
+                    self._take(choice, delta)
+            pieces = [piece for choice in touched.values() if (piece := self._emit(choice)) is not None]
             if pieces:
                 yield pieces
 
     def _take(self, choice: Choice, delta: Delta) -> None:
-        request_id = delta.request_id
-        if request_id not in self._open:
-            return
-        before = choice.num_tokens
-        try:
-            choice.take(delta)
-        finally:
-            self._observe(request_id, choice.num_tokens - before)
+        choice.take(delta)
         if choice.finish is None:
             return
-        self._open.discard(request_id)
+        self._open.discard(choice.request.id)
         if choice.stopped_by_string:
-            self._link.cancel(request_id, CancelReason.STOP_STRING, choice.num_tokens)
-        self._metrics.request_finished(choice.finish, choice.num_tokens, time.perf_counter() - self._started)
+            self._link.cancel(choice.request.id, CancelReason.STOP_STRING, choice.num_tokens)
 
-    def _observe(self, request_id: str, count: int) -> None:
-        if count == 0:
-            return
+    def _emit(self, choice: Choice) -> Piece | None:
+        """What a choice has to say after a round of deltas; the round is one emission for the metrics."""
         now = time.perf_counter()
-        last = self._last_emission.get(request_id)
-        if last is None:
+        count = choice.num_tokens - choice.pace.num_tokens
+        if count and choice.pace.first is None:
             self._metrics.first_tokens(now - self._started, count)
-        else:
-            self._metrics.more_tokens(now - last, count)
-        self._last_emission[request_id] = now
+        elif count:
+            self._metrics.more_tokens(now - choice.pace.last, count)
+        if count:
+            choice.pace.note(now, count)
+        if choice.finish is not None:
+            self._metrics.request_finished(choice.finish, choice.num_tokens, now - self._started)
+            if choice.pace.later_tokens:
+                self._metrics.request_pace(choice.pace.seconds_per_token)
+        return choice.piece()
 
     def close(self, reason: CancelReason) -> None:
         """Takes back what has not ended. Harmless when everything has."""
         for request_id in sorted(self._open):
             choice = self._choices[request_id]
+            self._emit(choice)
             self._link.cancel(request_id, reason, choice.num_tokens)
             outcome = "error" if reason is CancelReason.SHUTDOWN else "abort"
             self._metrics.request_finished(outcome, choice.num_tokens, time.perf_counter() - self._started)

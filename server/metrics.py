@@ -16,13 +16,13 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from runtime.api import MAX_DRAFTS, STEP_KINDS, STEP_PHASES, Delta, EngineStats, ModelInfo
 
 PREFIX = "lockstep_"
-CONTENT_TYPE = CONTENT_TYPE_LATEST
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 TTFT = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
@@ -158,14 +158,14 @@ TABLE: tuple[Row, ...] = (
     Row(
         "request_time_per_output_token_seconds",
         "histogram",
-        "Generation time after the first token divided by the tokens after the first.",
+        "Time after the first emission divided by the tokens after it.",
         buckets=ITL,
     ),
     Row("request_queue_seconds", "histogram", "Waiting before first scheduled.", buckets=LATENCY),
     Row("request_prefill_seconds", "histogram", "Computing the prompt.", buckets=LATENCY),
     Row("request_decode_seconds", "histogram", "Generating.", buckets=LATENCY),
     # tokens
-    Row("prompt_tokens_total", "counter", "Prompt tokens of accepted generations."),
+    Row("prompt_tokens_total", "counter", "Prompt tokens of accepted requests; grows by exactly usage.prompt_tokens."),
     Row("generation_tokens_total", "counter", "Tokens delivered; grows by exactly usage.completion_tokens."),
     Row("request_prompt_tokens", "histogram", "Prompt length.", buckets=TOKENS),
     Row("request_generation_tokens", "histogram", "Tokens delivered per generation.", buckets=TOKENS),
@@ -457,9 +457,12 @@ class Metrics:
         """A generation was refused; `reason` is one of REJECTIONS."""
         self._count("requests_rejected_total", reason)
 
+    def prompts_accepted(self, num_tokens: int) -> None:
+        """The engine took an HTTP request's prompts, each counted once whatever n."""
+        self._count("prompt_tokens_total", by=num_tokens)
+
     def request_accepted(self, prompt_len: int, max_tokens: int) -> None:
         """The engine took a generation."""
-        self._count("prompt_tokens_total", by=prompt_len)
         self._observe("request_prompt_tokens", prompt_len)
         self._observe("request_max_tokens", max_tokens)
 
@@ -480,6 +483,10 @@ class Metrics:
         self._count("requests_total", reason)
         self._observe("request_generation_tokens", num_tokens)
         self._observe("e2e_request_latency_seconds", seconds)
+
+    def request_pace(self, seconds_per_token: float) -> None:
+        """How fast a generation went after its first emission."""
+        self._observe("request_time_per_output_token_seconds", seconds_per_token)
 
     def timing(self, last: Delta) -> None:
         """What the engine says of a generation's time when it ends."""

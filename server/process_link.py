@@ -50,7 +50,7 @@ def worker_command(fd: int) -> list[str]:
 def worker_environment() -> dict[str, str]:
     """The worker imports the same `runtime` as this process, wherever the command was typed."""
     root = str(Path(runtime.__path__[0]).parent)
-    environment = dict(os.environ)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_API_KEY")}
     if root not in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         earlier = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = root + os.pathsep + earlier if earlier else root
@@ -167,7 +167,7 @@ class ProcessLink(EngineLink):
             self.kill()
 
     def kill(self) -> None:
-        """Ends the engine now."""
+        """Ends the engine now, if it has not ended."""
         self._process.kill()
         self._process.wait()
 

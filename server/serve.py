@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from runtime.api import ConfigError, ModelInfo, Progress
 from server import settings as settings_module
@@ -51,6 +51,11 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError(f"Port {port} on {host} {reason}.") from error
     listener.setblocking(False)
     return listener
+
+
+def leave(*_: object) -> NoReturn:
+    """A signal before anything was served: there is nothing to finish."""
+    raise SystemExit(0)
 
 
 class ProgressLines:
@@ -184,9 +189,14 @@ def main(arguments: list[str], worker: Callable[[int], list[str]] = worker_comma
     except ConfigError as error:
         sys.stderr.write(f"lockstep serve: {error}\n")
         return 2
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)
     say(f"lockstep: loading {settings.model_path}")
     link = ProcessLink(
         settings.engine_config(), stall_timeout=settings.stall_timeout, on_progress=ProgressLines(), command=worker
     )
-    with listener:
-        return run(settings, listener, link, started)
+    try:
+        with listener:
+            return run(settings, listener, link, started)
+    finally:
+        link.kill()

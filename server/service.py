@@ -42,7 +42,7 @@ class Service:
         self.settings = settings
         self.link = link
         self.keys = Keys(settings.api_key)
-        self.admission = Admission()
+        self.admission = Admission(2 * (settings.max_queued_requests + settings.max_num_seqs))
         self.metrics = Metrics(settings.model_name, settings.proposer, link.stats)
         self._model: Model | None = None
         link.observe_last(self.metrics.timing)

@@ -105,7 +105,7 @@ class Settings(BaseModel):
                 raise ConfigError(f"The model directory {path} has no {name}.")
         try:
             config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-            heads = int(config.get("mtp_num_hidden_layers") or 0)
+            heads = int({**config, **config.get("text_config", {})}.get("mtp_num_hidden_layers") or 0)
         except (OSError, ValueError, AttributeError, TypeError) as error:
             raise ConfigError(f"{path / 'config.json'} is not a model configuration.") from error
         speculative = self.speculative

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 KEEP_ALIVE_SECONDS = 75
+HEAD_SECONDS = 30.0
 MAX_HEAD_BYTES = 128 * 1024
 HEAD_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
@@ -29,20 +30,36 @@ def event_loop() -> asyncio.AbstractEventLoop:
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Counts the bytes of a request's head while it is incomplete, and gives up on one without end."""
+    """Counts the bytes and the seconds of a request's head while it is incomplete; gives up on one without end."""
 
     _head_bytes = 0
     _in_head = True
+    _head_timer: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
         """Refuses a head that is too large before it is collected."""
         if self._in_head:
             self._head_bytes += len(data)
+            if self._head_timer is None:
+                self._head_timer = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
         super().data_received(data)
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             length = b"content-length: %d\r\n\r\n" % len(HEAD_TOO_LARGE_BODY)
             self.transport.write(HEAD_TOO_LARGE + length + HEAD_TOO_LARGE_BODY)
             self.transport.close()
+
+    def _head_is_late(self) -> None:
+        self.transport.close()
+
+    def _head_is_done(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """No head will come."""
+        self._head_is_done()
+        super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         """A new head begins."""
@@ -52,6 +69,7 @@ class BoundedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head ends."""
         self._in_head = False
+        self._head_is_done()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Mapping
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from runtime.api import MAX_DRAFTS, MAX_LOGPROBS
-from server.errors import ApiError
+from server.errors import ApiError, from_validation
 
 MAX_INT = 2**31 - 1
 MAX_STOPS = 4
@@ -164,10 +164,13 @@ def note_unknown(body: Mapping[str, Any], model: type[BaseModel], neutral: Mappi
 
 
 def validate(body: Any, model: type[Model], neutral: Mapping[str, tuple[Any, ...]]) -> Model:
-    """A decoded JSON body as a request; raises ApiError or pydantic's ValidationError."""
+    """A decoded JSON body as a request; raises ApiError."""
     if not isinstance(body, dict):
         raise ApiError(400, "The request body must be a JSON object.")
     body = {name: value for name, value in body.items() if value is not None}
     refuse_unsupported(body, neutral)
     note_unknown(body, model, neutral)
-    return model.model_validate(body)
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:  # turned into one sentence here, where it may take its time
+        raise from_validation(error) from None

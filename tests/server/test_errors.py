@@ -359,3 +359,14 @@ def test_every_exception_has_one_status(error: Exception, status: int) -> None:
 def test_field_paths() -> None:
     assert field_path(("messages", 0, "content")) == "messages[0].content"
     assert field_path(()) is None
+
+
+def test_more_requests_than_the_engine_could_ever_hold_are_429() -> None:
+    with live(FakeEngine(), max_queued_requests=0, max_num_seqs=1) as server:
+        for _ in range(2):
+            server.service.admission.enter()
+        check(server.chat(), 429, None)
+
+
+def test_a_wrong_message_among_thousands_is_found_off_the_loop(shared: LiveServer) -> None:
+    check(shared.http.post(CHAT, json={"messages": [{"role": "x"}] * 5000}), 400, "messages[0].role")

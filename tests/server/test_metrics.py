@@ -71,6 +71,8 @@ def test_tokens_between_emissions_are_counted_once_each(server: LiveServer) -> N
     later = metrics[f"lockstep_inter_token_latency_seconds_count{{{MODEL}}}"]
     assert later < usage["completion_tokens"]
     assert metrics[f"lockstep_emission_gap_seconds_count{{{MODEL}}}"] <= later
+    paces = metrics[f"lockstep_request_time_per_output_token_seconds_count{{{MODEL}}}"]
+    assert paces == (1 if later else 0)
 
 
 def test_engine_counters_come_from_its_reports(server: LiveServer) -> None:

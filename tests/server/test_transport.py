@@ -177,3 +177,9 @@ def test_no_cors_by_default(shared: LiveServer) -> None:
 
 def test_versions_of_the_web_server_are_not_shown(shared: LiveServer) -> None:
     assert "server" not in shared.http.get("/live").headers
+
+
+def test_a_head_that_never_ends_is_cut(shared: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.webserver.HEAD_SECONDS", 0.05)
+    assert shared.raw(b"GET /live HTTP/1.1\r\nx-a: ") == b""
+    assert shared.http.get("/live").status_code == 200
