@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from runtime.api import ConfigError
+
+LARGEST = 2**40
 
 
 class LayerKind(enum.Enum):
@@ -111,10 +114,10 @@ class ConfigFile:
         return self._values.get(key) is not None
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """A whole number >= minimum."""
+        """A whole number, minimum <= n <= LARGEST."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise self._wrong(key, f"a whole number of at least {minimum}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= LARGEST:
+            raise self._wrong(key, f"a whole number of {minimum}..{LARGEST}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -122,6 +125,13 @@ class ConfigFile:
         value = _plain_float(self._get(key, default))
         if value is None:
             raise self._wrong(key, "a number")
+        return value
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A finite number above zero."""
+        value = self.number(key, default)
+        if not 0.0 < value < math.inf:
+            raise self._wrong(key, "a number above zero")
         return value
 
     def boolean(self, key: str, *, default: bool) -> bool:
@@ -187,7 +197,11 @@ class ConfigFile:
 def _plain_float(value: object) -> float | None:
     if isinstance(value, dict) and value.get("__float__") in {"Infinity", "-Infinity"}:
         return float(value["__float__"])
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or (isinstance(value, int) and abs(value) > LARGEST)
+    ):
         return None
     return float(value)
 

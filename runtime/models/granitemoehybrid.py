@@ -15,7 +15,7 @@ from runtime.layers.norm import RMSNorm
 from runtime.layers.rotary import Angles, Rotary
 from runtime.loader import NameMap, Weight
 from runtime.models.base import Built, Family, HybridModel
-from runtime.models.options import divisible, layer_kinds, require_silu, rope_theta
+from runtime.models.options import divisible, layer_kinds, require_silu, rope_theta, rotary_dim
 from runtime.spec import AttentionSpec, ConfigFile, LayerKind, LayerSpec, ModelSpec, RecurrentSpec
 
 KINDS = {
@@ -83,10 +83,10 @@ class GraniteModel(HybridModel):
         eps = config.number("rms_norm_eps", 1e-6)
         self._norm = RMSNorm("model.norm", spec.hidden_size, eps, place, zero_centred=False)
         self._embedding_scale = config.number("embedding_multiplier", 1.0)
-        self._logits_scale = 1.0 / config.number("logits_scaling", 1.0)
+        self._logits_scale = 1.0 / config.positive("logits_scaling", 1.0)
         self._rotary: Rotary | None = None
         if spec.attention_layers and config.text("position_embedding_type", NO_ROPE) == "rope":
-            self._rotary = Rotary(_head_dim(config), rope_theta(config), place.device)
+            self._rotary = Rotary(rotary_dim(config, _head_dim(config), 1.0), rope_theta(config), place.device)
 
     @property
     def spec(self) -> ModelSpec:
@@ -145,7 +145,7 @@ class GraniteFamily(Family):
             tie_word_embeddings=config.boolean("tie_word_embeddings", default=False),
         )
 
-    def build(self, config: ConfigFile, spec: ModelSpec, place: Placement, *, with_mtp: bool) -> Built:  # noqa: ARG002
+    def build(self, config: ConfigFile, spec: ModelSpec, place: Placement, *, with_mtp: bool) -> Built:
         """Allocates the parameters; this family publishes no MTP heads."""
         model = GraniteModel(config, spec, place)
         ignored = IGNORED + ((r"^lm_head\.weight$",) if spec.tie_word_embeddings else ())

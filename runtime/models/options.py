@@ -46,8 +46,16 @@ def rope_theta(config: ConfigFile) -> float:
         if kind not in PLAIN_ROPE:
             raise CapabilityError(f"{config.where}: {key} of type {kind!r} is not supported (only default).")
         if section.has("rope_theta"):
-            return section.number("rope_theta")
-    return config.number("rope_theta", 10000.0)
+            return section.positive("rope_theta")
+    return config.positive("rope_theta", 10000.0)
+
+
+def rotary_dim(config: ConfigFile, head_dim: int, factor: float) -> int:
+    """How many values of each head turn."""
+    size = int(head_dim * factor)
+    if not 0 < size <= head_dim or size % 2:
+        raise ConfigError(f"{config.where}: {factor} of a head of {head_dim} values cannot be rotated in pairs.")
+    return size
 
 
 def divisible(config: ConfigFile, heads: int, groups: int, what: str) -> None:

@@ -20,7 +20,7 @@ from runtime.layers.norm import RMSNorm
 from runtime.layers.rotary import Angles, Rotary
 from runtime.loader import NameMap, Weight
 from runtime.models.base import Built, Family, HybridModel, MtpHead
-from runtime.models.options import divisible, layer_kinds, require_silu, rope_theta
+from runtime.models.options import divisible, layer_kinds, require_silu, rope_theta, rotary_dim
 from runtime.spec import AttentionSpec, ConfigFile, LayerKind, LayerSpec, ModelSpec, RecurrentSpec
 
 KINDS = {"linear_attention": LayerKind.GATED_DELTA, "full_attention": LayerKind.ATTENTION}
@@ -231,10 +231,10 @@ def _layer_spec(text: ConfigFile, kind: LayerKind) -> LayerSpec:
 
 
 def _rotary(text: ConfigFile, place: Placement) -> Rotary:
-    factor = text.number("partial_rotary_factor", 0.25)
+    factor = text.positive("partial_rotary_factor", 0.25)
     if text.has("rope_parameters"):
-        factor = text.section("rope_parameters").number("partial_rotary_factor", factor)
-    return Rotary(int(text.integer("head_dim", 256) * factor), rope_theta(text), place.device)
+        factor = text.section("rope_parameters").positive("partial_rotary_factor", factor)
+    return Rotary(rotary_dim(text, text.integer("head_dim", 256), factor), rope_theta(text), place.device)
 
 
 def _check_mtp(text: ConfigFile) -> None:

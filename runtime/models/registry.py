@@ -56,7 +56,11 @@ def load_model(
     config = read_config(model_dir)
     family = _family(config)
     spec = _read_spec(model_dir, config, family)
-    built = family.build(config, spec, Placement(dtype, device), with_mtp=with_mtp)
+    try:
+        built = family.build(config, spec, Placement(dtype, device), with_mtp=with_mtp)
+    except (RuntimeError, MemoryError) as error:
+        reason = str(error).split("\n", maxsplit=1)[0]
+        raise ConfigError(f"{model_dir}: the parameters cannot be allocated on {device}: {reason}") from error
     load_weights(model_dir, built.names, progress)
     return Loaded(built.model, built.mtp)
 

@@ -1,4 +1,4 @@
-"""A `StepContext` of one sequence without engine, pools or backends: KV and states in python lists."""
+"""A `StepContext` of one sequence without engine, pools or backends: KV and states of all layers in plain dicts."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ Form = Literal["scan", "steps", "block"]
 class RefContext(StepContext):
     """Every forward continues the sequence; `form` says which method of a recurrence runs it.
 
-    State lives in `k`, `v`, `windows` [C, W - 1] and `states` [heads, V, K], by layer; all forwards move it.
+    By layer: `k`, `v` [T, kv_heads, D], `windows` [C, W - 1] and `states` [heads, V, K]; every forward moves them.
     """
 
     def __init__(self, layers: tuple[LayerSpec, ...], form: Form = "scan") -> None:
         self.form = form
-        self.k: dict[int, list[torch.Tensor]] = {}
-        self.v: dict[int, list[torch.Tensor]] = {}
+        self.k: dict[int, torch.Tensor] = {}
+        self.v: dict[int, torch.Tensor] = {}
         self.windows: dict[int, torch.Tensor] = {}
         self.states: dict[int, torch.Tensor] = {}
         for i, layer in enumerate(layers):
             if layer.attention is not None:
-                self.k[i], self.v[i] = [], []
+                heads = layer.attention.num_kv_heads
+                self.k[i] = torch.zeros(0, heads, layer.attention.head_dim)
+                self.v[i] = torch.zeros(0, heads, layer.attention.v_dim)
             if layer.recurrent is not None:
                 self.windows[i] = torch.zeros(layer.recurrent.window_shape)
                 self.states[i] = torch.zeros(layer.recurrent.state_shape)
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-        before = len(self.k[layer])
-        self.k[layer] += list(k)
-        self.v[layer] += list(v)
-        keys, values = torch.stack(self.k[layer]), torch.stack(self.v[layer])
+        before = self.k[layer].shape[0]
+        keys = self.k[layer] = torch.cat([self.k[layer], k])
+        values = self.v[layer] = torch.cat([self.v[layer], v])
         shared = q.shape[1] // keys.shape[1]
         scores = torch.einsum("thd,shd->hts", q, keys.repeat_interleave(shared, dim=1)) * scale
         later = torch.arange(keys.shape[0])[None, :] > before + torch.arange(q.shape[0])[:, None]
