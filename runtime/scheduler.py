@@ -221,12 +221,16 @@ class Scheduler:
         step.add(row)
 
     def _plan_decodes(self, step: _Pass) -> None:
-        """One row for every sequence that is past its known tokens, oldest first, as far as the budget goes."""
+        """One row for every sequence that is past its known tokens. A scarce budget serves who waited longest."""
         ready = [seq for seq in self._running if seq.decoding and self._may_decode(seq)]
-        for seq in self._within(step.budget, ready):
+        if sum(1 + self._num_drafts(seq) for seq in ready) > step.budget:
+            ready.sort(key=lambda seq: seq.last_step)
+        for seq in ready:
             if seq.lease is None:
                 continue  # preempted in this pass, to help an older one
             lease, num_drafts = seq.lease, self._num_drafts(seq)
+            if 1 + num_drafts > step.budget:
+                break  # next time it is among the first
             if not self._grow(step, seq, lease, 1 + num_drafts):
                 continue
             row = Row(
@@ -249,18 +253,6 @@ class Scheduler:
             self._counts.settle_waits += 1
             return False
         return True
-
-    def _within(self, budget: int, ready: list[Sequence]) -> list[Sequence]:
-        """Those of `ready` the budget can serve: whoever waited longest, then in their old order."""
-        if sum(1 + self._num_drafts(seq) for seq in ready) <= budget:
-            return ready
-        chosen = set()
-        for seq in sorted(ready, key=lambda seq: seq.last_step):
-            budget -= 1 + self._num_drafts(seq)
-            if budget < 0:
-                break
-            chosen.add(seq)
-        return [seq for seq in ready if seq in chosen]
 
     def _num_drafts(self, seq: Sequence) -> int:
         """Drafts the next row verifies. A block of d drafts emits up to d + 1 tokens: more is of no use."""

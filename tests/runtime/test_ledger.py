@@ -336,7 +336,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 TestLedgerMachine = LedgerMachine.TestCase
 TestLedgerMachine.settings = settings(
-    max_examples=150,
+    max_examples=100,
     stateful_step_count=40,
     derandomize=True,
     deadline=None,

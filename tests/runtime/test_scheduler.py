@@ -695,6 +695,17 @@ def test_a_scarce_budget_goes_round() -> None:
     world.finish()
 
 
+@LAGS
+@HOSTS
+@pytest.mark.parametrize("blocks", range(10, 16))
+@pytest.mark.parametrize("budget", [2, 3, 4])
+def test_who_cannot_grow_does_not_hold_a_scarce_budget(lag: int, host: bool, blocks: int, budget: int) -> None:
+    world = World(lag=lag, host=host, k=1, budget=budget, block_size=1, blocks=blocks, max_len=8, num_seqs=3)
+    for name in long_lived(3):
+        world.add(name, 1, 7)
+    world.finish()
+
+
 def test_admission_does_not_overtake() -> None:
     world = World(blocks=6, block_size=4, max_len=24)
     world.add("a", 12, 2)
@@ -1094,7 +1105,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
-    max_examples=250,
+    max_examples=150,
     stateful_step_count=30,
     derandomize=True,
     deadline=None,
