@@ -73,10 +73,14 @@ def block(
     scores = (both @ key.permute(0, 2, 3, 1)).view(n, Hk, 2, 1, T, T)
     pair = pair.view(n, Hk, R, T, T)
     weight = beta.to(state.dtype).view(n, T, Hk, R, 1).permute(0, 2, 3, 1, 4)
-    u = (v.to(state.dtype).view(n, T, Hk, R, V).permute(0, 2, 3, 1, 4) - read[:, 1]) * weight
+    u = read.new_empty(n, Hk, R, T, V)
+    torch.sub(v.to(state.dtype).view(n, T, Hk, R, V).permute(0, 2, 3, 1, 4), read[:, 1], out=u)
+    u *= weight
     if T > 1:
-        lower = weight * scores[:, :, 1] * pair
-        u = torch.linalg.solve_triangular(lower, u, upper=False, unitriangular=True)
+        # (1 + lower) u = u', transposed: column-major is what the solver wants, and what a transpose of ours is.
+        lower = (pair * scores[:, :, 1] * weight).transpose(3, 4)
+        right = u.transpose(3, 4)
+        u = torch.linalg.solve_triangular(lower, right, upper=True, left=False, unitriangular=True).transpose(3, 4)
     y = ((pair * scores[:, :, 0]) @ u).add_(read[:, 0])
     y, u = (each.reshape(n, Hv, T, V).transpose(1, 2) for each in (y, u))
     return y.to(v.dtype), a, u.contiguous(), key

@@ -23,7 +23,7 @@ def scan(
     C: torch.Tensor,
     D: torch.Tensor,
     state: torch.Tensor,
-    chunk: int = 128,
+    chunk: int = 64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """For prefill: outputs [n, T, H, P] and the end state, in chunks of `chunk` tokens. Any T, 0 included."""
     run = implementation("mamba2.scan", x.device.type, reference.scan)

@@ -76,20 +76,22 @@ def _attend_padded(
     n, T, Hq, D = q.shape
     block_size, Hkv = k_cache.shape[1:3]
     R = Hq // Hkv
-    position = torch.arange(max_context, device=q.device)
+    context = min(max_context, block_table.shape[1] * block_size)
+    position = torch.arange(context, device=q.device)
+    first = block_table[:, : -(-context // block_size), None] * block_size
+    cells = (first + torch.arange(block_size, device=q.device)).flatten(1)[:, :context]
     # A position behind the row's end reads the row's first cell, which is finite, and is masked in the scores. Masking
     # alone is not enough: a probability of 0 times a NaN value is NaN.
-    inside = torch.where(position < end.unsqueeze(1), position, 0)
-    cells = block_table.gather(1, inside // block_size) * block_size + inside % block_size
+    cells = torch.where(position < end.unsqueeze(1), cells, first[:, 0])
     ahead = position - lengths.unsqueeze(1)  # [n, context], >= 0 for the tokens fed now
     if parents is None:
         visible = ahead.unsqueeze(1) <= torch.arange(T, device=q.device).unsqueeze(1)
     else:
-        node = ahead.clamp(0, T - 1).unsqueeze(1).expand(n, T, max_context)
+        node = ahead.clamp(0, T - 1).unsqueeze(1).expand(n, T, context)
         visible = ancestors(parents).gather(2, node).bool() & (ahead < T).unsqueeze(1) | (ahead < 0).unsqueeze(1)
-    mask = visible.unsqueeze(1).expand(n, R, T, max_context).reshape(n, 1, R * T, max_context)
+    mask = visible.unsqueeze(1).expand(n, R, T, context).reshape(n, 1, R * T, context)
     grouped = q.view(n, T, Hkv, R, D).permute(0, 2, 3, 1, 4).reshape(n, Hkv, R * T, D)
-    rows = max(1, GATHER // (max_context * Hkv * D))
+    rows = max(1, GATHER // (context * Hkv * D))
     parts = [
         functional.scaled_dot_product_attention(
             grouped[i : i + rows],
