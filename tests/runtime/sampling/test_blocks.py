@@ -49,7 +49,7 @@ def wrong(token: int, vocab: int = 8) -> int:
     return (token + 1) % vocab
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("name", ASKED)
 def test_all_patterns_in_one_batch(name: str, temperature: float) -> None:
     """Rows of all 36 (k, accepted) patterns, at different places of the same text: each continues it exactly."""
@@ -80,7 +80,7 @@ def test_whole_generations(name: str, temperature: float, errors: str) -> None:
     plain = bench.generate(params, PROMPT)
     expected = text(plain)
     misses = {"none": 99, "third": 3}[errors]
-    for k in (1, 3, 7):
+    for k in (2, 7):
 
         def draft(tokens: list[int], k: int = k) -> list[int]:
             ahead = expected[len(tokens) - len(PROMPT) :][:k]

@@ -62,7 +62,7 @@ def test_several_stop_ids_and_their_storage() -> None:
 def test_max_tokens_is_what_is_delivered(max_tokens: int) -> None:
     bench = Bench(Varied(vocab=32), num_slots=9)
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    for k in (0, 1, 2, 3, K):
+    for k in (0, 1, 2, K):
         story = bench.generate(params, PROMPT, lambda tokens, k=k: [len(tokens) - 3 + i for i in range(k)])
         assert text(story) == list(range(max_tokens))
         assert [told.finish for told in story] == [GOES_ON] * (len(story) - 1) + [LENGTH]
@@ -78,13 +78,13 @@ def test_ignore_eos_reaches_max_tokens() -> None:
         assert story[-1].finish == LENGTH
 
 
-@pytest.mark.parametrize("min_tokens", range(10))
+@pytest.mark.parametrize("min_tokens", [0, 1, 2, 5, 8, 9])
 def test_min_tokens_bars_every_end(min_tokens: int) -> None:
     """The model wants a stop token everywhere; the first one comes right after the minimum, drafts or not."""
     bench = Bench(ToyModel(seed=3))
     bench.model.table[:, :, EOS] += 20.0
     bench.model.table[:, :, 2] += 19.0
-    for k in (0, 1, 4, 7):
+    for k in (0, 3, 7):
         for temperature in (0.0, 1.0):
             params = SamplingParams(max_tokens=30, min_tokens=min_tokens, temperature=temperature, stop_ids=(2,))
             story = bench.generate(params, PROMPT, lambda tokens, k=k: [EOS, 2, EOS, 2, EOS, 2, EOS][:k])

@@ -61,17 +61,17 @@ def params_of(feature: str, temperature: float, seed: int = 11) -> SamplingParam
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
 @pytest.mark.parametrize("over", ["positions", "seeds"])
 def test_sampled_law(feature: str, temperature: float, over: str) -> None:
-    num = 30_000 if over == "positions" else 1_200
-    bench = Bench(ToyModel(scale=1.2), num_slots=num)
+    num, num_seeds = 30_000, 100
+    bench = Bench(ToyModel(scale=1.2), num_slots=num_seeds)
     logits = bench.model.logits([4, 2])
     params = params_of(feature, temperature)
     if over == "positions":
         bench.bind(3, params, PROMPT, OUTPUT)
         slots, positions = torch.full((num,), 3), torch.arange(num) + 7
     else:
-        for slot in range(num):
+        for slot in range(num_seeds):
             bench.bind(slot, params_of(feature, temperature, seed=slot * 7919 - 5000), PROMPT, OUTPUT)
-        slots, positions = torch.arange(num), torch.full((num,), 7)
+        slots, positions = torch.arange(num) % num_seeds, torch.arange(num) // num_seeds + 7
     at = Positions(
         slots=slots,
         positions=positions,
@@ -86,7 +86,7 @@ def test_sampled_law(feature: str, temperature: float, over: str) -> None:
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
 def test_law_of_a_verified_pair(temperature: float) -> None:
     """First and second token of a verified block, with a draft that is sometimes right: the joint law is exact."""
-    num, draft = 3_000, 2
+    num, draft = 1_500, 2
     model = ToyModel(vocab=4, scale=1.0, seed=3)
     bench = Bench(model, num_slots=num, k_max=1)
     for slot in range(num):

@@ -19,6 +19,10 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.num_calls = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # asked to skip it, torch imports all of its compiler first
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         name = str(func).removeprefix("aten.")
         assert not any(name.startswith(wait) for wait in WAITS), name
