@@ -43,7 +43,7 @@ def attend(
     blocks, padded with 0; lengths [n] int64 is what it had before. Token j of a row sees the positions before
     lengths[i], itself, and the j tokens before it - or, with parents [n, max(fed)] int64, its ancestors only (see
     `kernels.tree`; entries beyond fed[i] are ignored but must be < max(fed)). `max_context` is a host bound on
-    lengths + fed, at most B * block_size. Query head h reads key head h // (Hq // Hkv). Returns q's dtype.
+    lengths + fed. Query head h reads key head h // (Hq // Hkv). Returns q's dtype.
     """
     run = implementation("paged_attention.attend", q.device.type, reference.attend)
     return run(q, k_cache, v_cache, block_table, lengths, fed, max_context, scale, parents)

@@ -48,6 +48,7 @@ def test_window_after_a_prefix(name: str, shape: str) -> None:
         assert torch.equal(got[i], case.window[i] if count == 0 else windows[i, count - 1])
     assert torch.equal(run(case.x, case.window, case.path, 0 * case.count), case.window)
     assert torch.equal(run(case.x, case.window, case.path[:, :0], 0 * case.count), case.window)
+    assert torch.equal(run(case.x, case.window, None, case.count), got)
 
 
 @pytest.mark.parametrize("name", WINDOWS)

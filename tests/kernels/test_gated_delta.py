@@ -136,6 +136,17 @@ def test_a_tree_that_is_a_chain_is_the_chain(name: str) -> None:
         assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("tree", [False, True])
+def test_states_go_where_the_caller_wants_them(tree: bool) -> None:
+    case = make(Shape(3, 5), tree=tree)
+    y, states = run_steps("reference", case)
+    scratch = torch.empty(4, 7, *case.state.shape[1:])
+    again, out = gated_delta.steps(case.q, case.k, case.v, case.g, case.beta, case.state, case.parents, scratch[1:, :5])
+    assert torch.equal(again, y)
+    assert torch.equal(scratch[1:, :5], states)
+    assert out.data_ptr() == scratch[1:].data_ptr()
+
+
 def test_padded_tokens_leave_the_state_alone() -> None:
     case = make(Shape(4, 9), seed=3)
     _, end = run_scan("reference", case, 4)

@@ -72,6 +72,27 @@ def test_one_long_prefill_is_many_short_ones(name: str) -> None:
             torch.testing.assert_close(run(name, piece), whole[start:stop], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", ["verify", "ragged verify", "prefill"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_bound_on_the_context_only_bounds(name: str, shape: str) -> None:
+    case = make(SHAPES[shape])
+    tight = max(int(length) + count for length, count in zip(case.lengths, case.fed, strict=True))
+    for bound in (tight, 1000):
+        got = run(name, replace(case, max_context=bound))
+        torch.testing.assert_close(got, run(name, case), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_rows_do_no_harm(name: str) -> None:
+    """They sit on block 0 with length 0, and whatever they compute stays with them."""
+    case = make(Shape((5, 0, 9), (1, 1, 1)))
+    table = case.block_table.clone()
+    table[1] = 0
+    got = run(name, replace(case, block_table=table))
+    want = oracles.attention(case)
+    assert_exact(got[[0, 2]], want[[0, 2]])
+
+
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_gathering_in_groups_of_rows_changes_nothing(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     case = make(Shape(tuple(range(40)), (2,) * 40))

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kernels.cases import generator, random_parents
 from kernels.registry import IMPLEMENTATIONS, load
 from kernels.state_fold.cases import SHAPES, Case, Shape, make
-from kernels.state_fold.reference import fold
-from tests.kernels.checks import assert_exact, strided
+from kernels.state_fold.reference import fold, unroll
+from tests.kernels.checks import assert_exact, path_table, strided
 
 NAMES = tuple(IMPLEMENTATIONS["state_fold.fold"])
 
@@ -78,3 +79,36 @@ def test_strides_do_not_matter(name: str) -> None:
     case = make(Shape(3, 5, 4))
     odd = replace(case, **{f: strided(getattr(case, f)) for f in ("state", "log_decay", "u", "k", "path")})
     assert torch.equal(run(name, odd), run(name, case))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_chain_needs_no_path(name: str) -> None:
+    case = make(Shape(5, 6, 6), seed=4)
+    case = replace(case, path=torch.arange(6).repeat(5, 1), u=case.u.clone(), k=case.k.clone())
+    for i, count in enumerate(case.count.tolist()):
+        case.u[i, count:] = float("nan")
+        case.k[i, count:] = float("inf")
+    run_fold = load("state_fold.fold", name, fold)
+    got = run_fold(case.state, case.log_decay, case.u, case.k, None, case.count)
+    assert_exact(got, folded(case, torch.float64), folded(case, torch.float32))
+
+
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", tuple(IMPLEMENTATIONS["state_fold.unroll"]))
+def test_unrolled_states_are_folds_to_every_node(name: str, shape: str, tree: bool) -> None:
+    case = make(SHAPES[shape])
+    n, T = case.u.shape[:2]
+    parents = random_parents(n, T, generator(5)) if tree else torch.arange(-1, T - 1).repeat(n, 1)
+    run_unroll = load("state_fold.unroll", name, unroll)
+    args = (case.state, case.log_decay, case.u, case.k, parents if tree else None)
+    got = run_unroll(*args, None)
+    for node in range(T):
+        path, count = path_table(parents, node)
+        each = replace(case, path=path, count=count)
+        assert_exact(got[:, node], folded(each, torch.float64), folded(each, torch.float32))
+    wide = torch.full((n + 2, T + 1, *case.state.shape[1:]), float("nan"))
+    out = wide[1 : n + 1, :T]
+    assert run_unroll(*args, out) is out
+    assert torch.equal(out, got)
+    assert bool(wide[:1].isnan().all() and wide[n + 1 :].isnan().all() and wide[:, T:].isnan().all())
