@@ -35,14 +35,21 @@ class HybridLinearAttnBackend(AttentionBackend):
         self._layers = tuple(store.shapes)
         self._full = full
         self._linear = linear
+        self._serial = -1
+        self._unsettled: set[HalfPlan] = set()
 
     def select(self, kind: RowKind) -> AttentionBackend:
         """A half runs every kind itself."""
         return self
 
     def plan(self, part: StepPart, serial: int) -> HalfPlan:
-        """Plans one part for both kinds of layers."""
-        return HalfPlan(part, serial, self, self._full.plan(part), self._linear.plan(part, serial))
+        """Plans one part for both kinds of layers. Tickets of earlier steps are void from here on."""
+        if serial != self._serial:
+            self._serial = serial
+            self._unsettled.clear()
+        plan = HalfPlan(part, serial, self, self._full.plan(part), self._linear.plan(part, serial))
+        self._unsettled.add(plan)
+        return plan
 
     def ticket(self, plan: AttentionPlan, serial: int) -> VerifyTicket:
         """Names this object as the writer of the candidates."""
@@ -68,8 +75,11 @@ class HybridLinearAttnBackend(AttentionBackend):
         if ticket.backend is not self:
             raise StateError(f"a ticket of backend {ticket.backend.name!r} was handed to {self.name!r}")
         plan = self._own(ticket.plan)
+        if plan not in self._unsettled:
+            raise StateError(f"a ticket of step {ticket.serial} was handed to {self.name!r} twice, or too late")
         if kept.device.type == "cpu":
             check_kept(ticket, kept, path)
+        self._unsettled.remove(plan)
         self._linear.commit(plan.linear, kept, path)
         if plan.part.parents is not None:
             self._full.compact(plan.full, kept, path)

@@ -101,21 +101,31 @@ class StatePool:
     # --- the step ---------------------------------------------------------------------------------------------------
 
     def begin(self, batch: Batch) -> StateTxn:
-        """Opens the step: block tables, lengths, plans. Raises StateError while another step is open."""
+        """Opens the step: block tables, lengths, plans. Raises StateError while another step is open.
+
+        Whatever it raises, no row has begun.
+        """
         if self._open is not None:
             raise StateError("begin() while a step is still open: commit() or abort() it first")
         if not batch.rows:
             raise StateError("begin() of an empty batch")
+        if len({row.lease.serial for row in batch.rows}) < len(batch.rows):
+            raise StateError("two rows of one step feed the same lease")
         self._leave()
-        for row in batch.rows:
-            self._enter(row)
+        begun: list[Row] = []
         try:
+            for row in batch.rows:
+                if row.kind is not RowKind.PREFILL and row.lease.bound == 0:
+                    raise StateError(f"a {row.kind.value} row of {row.lease.owner!r} has no state to go on from")
+                self.ledger.begin(row.lease, row.num_fed)
+                begun.append(row)
+                self._enter(row)
             parts = self._parts(batch)
             self._serial += 1
             slots = torch.cat([part.slots for part in parts]) if len(parts) > 1 else parts[0].slots
             self._open = StateTxn(self._serial, batch, self.backend, parts, slots)
         except BaseException:
-            for row in batch.rows:
+            for row in begun:
                 self.ledger.abort(row.lease, row.num_fed)
             raise
         return self._open
@@ -133,6 +143,8 @@ class StatePool:
         for ticket in txn.tickets:
             if ticket.serial != txn.serial:
                 raise StateError(f"a ticket of step {ticket.serial} cannot settle step {txn.serial}")
+            if self.backend.select(ticket.kind) is not ticket.backend:
+                raise StateError(f"{ticket.backend.name!r} does not run {ticket.kind.value} rows here")
             if verdict.kept.device.type == "cpu":
                 check_kept(ticket, verdict.kept[ticket.rows], verdict.path[ticket.rows])
         for ticket in txn.tickets:
@@ -224,9 +236,6 @@ class StatePool:
 
     def _enter(self, row: Row) -> None:
         lease = row.lease
-        need = lease.bound + row.num_fed
-        if need > len(lease.blocks) * self.kv.block_size:
-            raise StateError(f"row of {lease.owner!r} feeds up to position {need} but holds {len(lease.blocks)} blocks")
         if lease.serial not in self._written:
             self._written[lease.serial] = 0
             self.lengths[lease.slot] = 0
@@ -238,13 +247,12 @@ class StatePool:
         owner = self.backend.select(row.kind)
         if self.backend.has_pending(lease.slot) and not owner.has_pending(lease.slot):
             self.backend.materialise([lease.slot])
-        self.ledger.begin(lease, row.num_fed)
 
     def _leave(self) -> None:
         for freed in self.ledger.drain_freed():
+            self._left.append(freed.slot)
             if self._written.pop(freed.serial, None) is None:
                 continue
-            self._left.append(freed.slot)
             self.backend.forget(freed.slot)
             if self._poison is not None:
                 self.recurrent.fill([freed.slot], self._poison)

@@ -88,9 +88,7 @@ class Story:
         self.drafted, self.accepted = delta.drafted, delta.accepted
 
 
-def run(
-    engine: Engine, requests: Iterable[Request], after_step: Callable[[], None] = lambda: None
-) -> dict[str, Story]:
+def run(engine: Engine, requests: Iterable[Request], after_step: Callable[[], None] = lambda: None) -> dict[str, Story]:
     """Submits all requests, steps until the engine is idle, and returns every request's story."""
     stories = submit(engine, requests)
     while engine.has_work:
