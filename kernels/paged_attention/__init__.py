@@ -9,7 +9,10 @@ from __future__ import annotations
 import torch
 
 from kernels.paged_attention import reference
+from kernels.paged_attention.reference import Layout
 from kernels.registry import implementation
+
+__all__ = ["Layout", "attend", "kv_write", "layout", "move_cells"]
 
 
 def kv_write(
@@ -26,24 +29,31 @@ def move_cells(k_cache: torch.Tensor, v_cache: torch.Tensor, source: torch.Tenso
     run(k_cache, v_cache, source, target)
 
 
-def attend(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+def layout(
     block_table: torch.Tensor,
     lengths: torch.Tensor,
     fed: tuple[int, ...],
     max_context: int,
-    scale: float,
+    block_size: int,
     parents: torch.Tensor | None = None,
+) -> Layout:
+    """What `attend` needs to know of a batch of rows; made once and used by every layer.
+
+    Row i feeds fed[i] tokens, at positions lengths[i] ..., and block_table [n, B] int64 names its blocks, padded with
+    0; lengths [n] int64 is what it had before. Token j of a row sees the positions before lengths[i], itself, and the
+    j tokens before it - or, with parents [n, max(fed)] int64, its ancestors only (see `kernels.tree`; entries beyond
+    fed[i] are ignored but must be < max(fed)). `max_context` is a host bound on lengths + fed.
+    """
+    run = implementation("paged_attention.layout", block_table.device.type, reference.layout)
+    return run(block_table, lengths, fed, max_context, block_size, parents)
+
+
+def attend(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, scale: float
 ) -> torch.Tensor:
     """Attention [t, Hq, D] of q [t, Hq, D], whose rows' keys and values are in the cache already.
 
-    Row i owns the next fed[i] of the t tokens, at positions lengths[i] ..., and block_table [n, B] int64 names its
-    blocks, padded with 0; lengths [n] int64 is what it had before. Token j of a row sees the positions before
-    lengths[i], itself, and the j tokens before it - or, with parents [n, max(fed)] int64, its ancestors only (see
-    `kernels.tree`; entries beyond fed[i] are ignored but must be < max(fed)). `max_context` is a host bound on
-    lengths + fed. Query head h reads key head h // (Hq // Hkv). Returns q's dtype.
+    The rows of `layout` own the t tokens in order. Query head h reads key head h // (Hq // Hkv). Returns q's dtype.
     """
     run = implementation("paged_attention.attend", q.device.type, reference.attend)
-    return run(q, k_cache, v_cache, block_table, lengths, fed, max_context, scale, parents)
+    return run(q, k_cache, v_cache, layout, scale)

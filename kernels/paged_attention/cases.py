@@ -11,7 +11,7 @@ from kernels.cases import generator, random_parents
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """Arguments of `kernels.paged_attention.attend`. Every cell that is in no row's context holds NaN."""
+    """Arguments of `kernels.paged_attention.layout` and `attend`. Every cell that is in no row's context holds NaN."""
 
     q: torch.Tensor
     k_cache: torch.Tensor

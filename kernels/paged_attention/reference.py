@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
@@ -29,112 +30,163 @@ def move_cells(k_cache: torch.Tensor, v_cache: torch.Tensor, source: torch.Tenso
         flat.index_copy_(0, target, flat.index_select(0, source))
 
 
-def attend(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+@dataclass(slots=True, eq=False)
+class Layout:
+    """Of n rows. Short rows are computed as one rectangle [n, width] over [n, context] cells; long ones one by one.
+
+    cells [n * context] int64, visible [n, width, context] bool or None (everything is seen), context, `filled` and
+    `taken` (flat token of every place in the rectangle, and back; None when all rows are `width` wide); `masks`: by
+    query heads per key head. `tails`: of a long row, its cells [1, length + fed], its length and what it feeds.
+    """
+
+    n: int
+    width: int
+    context: int = 0
+    cells: torch.Tensor | None = None
+    visible: torch.Tensor | None = None
+    filled: torch.Tensor | None = None
+    taken: torch.Tensor | None = None
+    masks: dict[int, torch.Tensor] = field(default_factory=dict)
+    tails: list[tuple[torch.Tensor, int, int]] = field(default_factory=list)
+
+    def mask(self, R: int) -> torch.Tensor | None:
+        """visible as [n, 1, R * width, context]."""
+        if self.visible is None:
+            return None
+        if self.width == 1:
+            return self.visible.unsqueeze(1)
+        found = self.masks.get(R)
+        if found is None:
+            shape = (self.n, R, self.width, self.context)
+            found = self.visible.unsqueeze(1).expand(shape).reshape(self.n, 1, R * self.width, self.context)
+            self.masks[R] = found
+        return found
+
+
+def layout(
     block_table: torch.Tensor,
     lengths: torch.Tensor,
     fed: tuple[int, ...],
     max_context: int,
-    scale: float,
+    block_size: int,
     parents: torch.Tensor | None,
+) -> Layout:
+    """See `kernels.paged_attention.layout`."""
+    n, width, device = len(fed), max(fed, default=0), block_table.device
+    if sum(fed) == 0:
+        return Layout(n, width)
+    if parents is None and width > SHORT:
+        return Layout(n, width, tails=_tails(block_table, lengths, fed, block_size))
+    context = min(max_context, block_table.shape[1] * block_size)
+    made = Layout(n, width, context=context)
+    uniform = sum(fed) == n * width
+    if not uniform:
+        starts = list(accumulate(fed, initial=0))
+        last = starts[-1] - 1
+        filled = [min(start + j, last) for start in starts[:-1] for j in range(width)]
+        taken = [i * width + j for i, count in enumerate(fed) for j in range(count)]
+        made.filled, made.taken = torch.tensor(filled, device=device), torch.tensor(taken, device=device)
+    position = torch.arange(context, device=device)
+    first = block_table[:, : -(-context // block_size), None] * block_size
+    cells = (first + torch.arange(block_size, device=device)).flatten(1)[:, :context]
+    ahead = position - lengths.unsqueeze(1)  # [n, context], >= 0 for the tokens fed now
+    exact = n == 1 and device.type == "cpu" and int(lengths[0]) + width == context
+    if not exact:
+        # A position behind the row's end reads the row's first cell, which is finite, and is masked in the scores.
+        # Masking alone is not enough: a probability of 0 times a NaN value is NaN.
+        end = width if uniform else torch.tensor(fed, device=device).unsqueeze(1)
+        cells = torch.where(ahead < end, cells, first[:, 0])
+    made.cells = cells.reshape(-1)
+    if parents is not None:
+        node = ahead.clamp(0, width - 1).unsqueeze(1).expand(n, width, context)
+        seen = ancestors(parents).gather(2, node).bool() & (ahead < width).unsqueeze(1)
+        made.visible = seen | (ahead < 0).unsqueeze(1)
+    elif not exact or width > 1:
+        made.visible = ahead.unsqueeze(1) <= torch.arange(width, device=device).unsqueeze(1)
+    return made
+
+
+def attend(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, scale: float
 ) -> torch.Tensor:
     """See `kernels.paged_attention.attend`."""
-    n = len(fed)
-    t, Hq, D = q.shape
-    if t == 0:
+    if q.shape[0] == 0:
         return torch.empty_like(q)
-    width = max(fed)
-    if parents is None and width > SHORT:
-        return _attend_rows(q, k_cache, v_cache, block_table, lengths, fed, scale)
-    if t == n * width:
-        padded = q.reshape(n, width, Hq, D)
-        end = lengths + width
-        return _attend_padded(padded, k_cache, v_cache, block_table, lengths, end, max_context, scale, parents)
-    starts = accumulate(fed, initial=0)
-    taken = [i * width + j for i, count in enumerate(fed) for j in range(count)]
-    filled = [min(start + j, t - 1) for start, count in zip(starts, fed, strict=False) for j in range(width)]
-    end = lengths + torch.tensor(fed, device=q.device)
-    padded = q[torch.tensor(filled, device=q.device)].view(n, width, Hq, D)
-    out = _attend_padded(padded, k_cache, v_cache, block_table, lengths, end, max_context, scale, parents)
-    return out[torch.tensor(taken, device=q.device)]
+    if layout.tails:
+        return _attend_rows(q, k_cache, v_cache, layout, scale)
+    if layout.filled is None or layout.taken is None:
+        return _attend_rectangle(q, k_cache, v_cache, layout, scale)
+    return _attend_rectangle(q[layout.filled], k_cache, v_cache, layout, scale)[layout.taken]
 
 
-def _attend_padded(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    lengths: torch.Tensor,
-    end: torch.Tensor,
-    max_context: int,
-    scale: float,
-    parents: torch.Tensor | None,
+def _attend_rectangle(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, scale: float
 ) -> torch.Tensor:
-    """Every row over its whole context, for q [n, T, Hq, D]: [n T, Hq, D]. Only shapes decide what is computed."""
-    n, T, Hq, D = q.shape
-    block_size, Hkv = k_cache.shape[1:3]
+    """Every row over its whole context, for q [n T, Hq, D]: [n T, Hq, D]. Only shapes decide what is computed."""
+    n, T, context = layout.n, layout.width, layout.context
+    _, Hq, D = q.shape
+    Hkv = k_cache.shape[2]
     R = Hq // Hkv
-    context = min(max_context, block_table.shape[1] * block_size)
-    position = torch.arange(context, device=q.device)
-    first = block_table[:, : -(-context // block_size), None] * block_size
-    cells = (first + torch.arange(block_size, device=q.device)).flatten(1)[:, :context]
-    # A position behind the row's end reads the row's first cell, which is finite, and is masked in the scores. Masking
-    # alone is not enough: a probability of 0 times a NaN value is NaN.
-    cells = torch.where(position < end.unsqueeze(1), cells, first[:, 0])
-    ahead = position - lengths.unsqueeze(1)  # [n, context], >= 0 for the tokens fed now
-    if parents is None:
-        visible = ahead.unsqueeze(1) <= torch.arange(T, device=q.device).unsqueeze(1)
+    assert layout.cells is not None
+    if T == 1:
+        grouped = q.reshape(n, Hkv, R, D)
     else:
-        node = ahead.clamp(0, T - 1).unsqueeze(1).expand(n, T, context)
-        visible = ancestors(parents).gather(2, node).bool() & (ahead < T).unsqueeze(1) | (ahead < 0).unsqueeze(1)
-    mask = visible.unsqueeze(1).expand(n, R, T, context).reshape(n, 1, R * T, context)
-    grouped = q.view(n, T, Hkv, R, D).permute(0, 2, 3, 1, 4).reshape(n, Hkv, R * T, D)
+        grouped = q.reshape(n, T, Hkv, R, D).permute(0, 2, 3, 1, 4).reshape(n, Hkv, R * T, D)
+    mask = layout.mask(R)
     rows = max(1, GATHER // (context * Hkv * D))
-    parts = [
-        functional.scaled_dot_product_attention(
-            grouped[i : i + rows],
-            _gather(k_cache, cells[i : i + rows], q.dtype),
-            _gather(v_cache, cells[i : i + rows], q.dtype),
-            attn_mask=mask[i : i + rows],
-            scale=scale,
-        )
-        for i in range(0, n, rows)
-    ]
-    out = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return out.reshape(n, Hkv, R, T, D).permute(0, 3, 1, 2, 4).reshape(n * T, Hq, D)
+    if rows >= n:
+        k, v = _gather(k_cache, layout.cells, n, q.dtype), _gather(v_cache, layout.cells, n, q.dtype)
+        out = functional.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale)
+    else:
+        parts = []
+        for i in range(0, n, rows):
+            count = min(rows, n - i)
+            cells = layout.cells[i * context : (i + count) * context]
+            k, v = _gather(k_cache, cells, count, q.dtype), _gather(v_cache, cells, count, q.dtype)
+            part = None if mask is None else mask[i : i + count]
+            parts.append(
+                functional.scaled_dot_product_attention(grouped[i : i + count], k, v, attn_mask=part, scale=scale)
+            )
+        out = torch.cat(parts)
+    if T == 1:
+        return out.reshape(n, Hq, -1)
+    return out.reshape(n, Hkv, R, T, -1).permute(0, 3, 1, 2, 4).reshape(n * T, Hq, -1)
+
+
+def _tails(
+    block_table: torch.Tensor, lengths: torch.Tensor, fed: tuple[int, ...], block_size: int
+) -> list[tuple[torch.Tensor, int, int]]:
+    """Exact cells of every row (lengths are read by the host)."""
+    tails = []
+    for i, (length, count) in enumerate(zip(lengths.tolist(), fed, strict=True)):
+        position = torch.arange(length + count, device=block_table.device)
+        cells = block_table[i, position // block_size] * block_size + position % block_size
+        tails.append((cells, length, count))
+    return tails
 
 
 def _attend_rows(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    lengths: torch.Tensor,
-    fed: tuple[int, ...],
-    scale: float,
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, scale: float
 ) -> torch.Tensor:
-    """Prefill: every row by itself over exactly its context (lengths are read by the host)."""
+    """Prefill: every row by itself over exactly its context."""
     D = q.shape[2]
-    block_size, Hkv = k_cache.shape[1:3]
+    Hkv = k_cache.shape[2]
     R = q.shape[1] // Hkv
-    out = torch.empty_like(q)
+    out = q.new_empty(q.shape[0], q.shape[1], v_cache.shape[3])
     offset = 0
-    for i, (length, count) in enumerate(zip(lengths.tolist(), fed, strict=True)):
+    for cells, length, count in layout.tails:
         position = torch.arange(length + count, device=q.device)
-        cells = (block_table[i, position // block_size] * block_size + position % block_size).unsqueeze(0)
-        k, v = _gather(k_cache, cells, q.dtype), _gather(v_cache, cells, q.dtype)
+        k, v = _gather(k_cache, cells, 1, q.dtype), _gather(v_cache, cells, 1, q.dtype)
         for first in range(0, count, TILE):
             T = min(TILE, count - first)
             seen = length + first + T
             tile = slice(offset + first, offset + first + T)
-            grouped = q[tile].view(T, Hkv, R, D).permute(1, 2, 0, 3).reshape(1, Hkv, R * T, D)
+            grouped = q[tile].reshape(T, Hkv, R, D).permute(1, 2, 0, 3).reshape(1, Hkv, R * T, D)
             mask = position[:seen] <= position[length + first : seen].unsqueeze(1).repeat(R, 1)
             part = functional.scaled_dot_product_attention(
                 grouped, k[:, :, :seen], v[:, :, :seen], attn_mask=mask, scale=scale
             )
-            out[tile] = part.reshape(Hkv, R, T, D).permute(2, 0, 1, 3).reshape(T, Hkv * R, D)
+            out[tile] = part.reshape(Hkv, R, T, -1).permute(2, 0, 1, 3).reshape(T, Hkv * R, -1)
         offset += count
     return out
 
@@ -143,7 +195,9 @@ def _flat(cache: torch.Tensor) -> torch.Tensor:
     return cache.view(-1, cache.shape[2] * cache.shape[3])
 
 
-def _gather(cache: torch.Tensor, cells: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Keys or values at cells [n, L], as [n, Hkv, L, D]."""
-    rows = _flat(cache).index_select(0, cells.reshape(-1)).to(dtype)
-    return rows.view(*cells.shape, *cache.shape[2:]).transpose(1, 2)
+def _gather(cache: torch.Tensor, cells: torch.Tensor, n: int, dtype: torch.dtype) -> torch.Tensor:
+    """Keys or values at cells [n * L], as [n, Hkv, L, D]."""
+    rows = _flat(cache).index_select(0, cells)
+    if rows.dtype != dtype:
+        rows = rows.to(dtype)
+    return rows.view(n, -1, *cache.shape[2:]).transpose(1, 2)

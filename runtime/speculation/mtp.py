@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.paged_attention import layout
 from runtime.api import CapabilityError, StateError
 from runtime.attention.backend import Recurrence, StepContext
 from runtime.attention.full import FullAttention, FullPlan, cells_of
@@ -118,7 +119,9 @@ class MtpProposer(SpeculativeProposer):
             block_table=table,
             max_context=max_context,
         )
-        return FullPlan(part, cells_of(table, rows, lengths, self._store.block_size))
+        size = self._store.block_size
+        seen = layout(table, lengths, part.fed, max_context, size)
+        return FullPlan(part, cells_of(table, None if count == 1 else rows, lengths, size), seen)
 
 
 def build(parts: ProposerParts) -> MtpProposer:

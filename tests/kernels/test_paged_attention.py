@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.paged_attention.cases import SHAPES, Case, Shape, make
-from kernels.paged_attention.reference import attend, kv_write, move_cells
+from kernels.paged_attention.reference import attend, kv_write, layout, move_cells
 from kernels.registry import IMPLEMENTATIONS, load
 from tests.kernels import oracles
 from tests.kernels.checks import assert_exact, strided
@@ -17,17 +17,11 @@ TREES = tuple(name for name, shape in SHAPES.items() if max(shape.fed, default=0
 
 
 def run(name: str, case: Case) -> torch.Tensor:
-    return load("paged_attention.attend", name, attend)(
-        case.q,
-        case.k_cache,
-        case.v_cache,
-        case.block_table,
-        case.lengths,
-        case.fed,
-        case.max_context,
-        case.scale,
-        case.parents,
+    size = case.k_cache.shape[1]
+    made = load("paged_attention.layout", name, layout)(
+        case.block_table, case.lengths, case.fed, case.max_context, size, case.parents
     )
+    return load("paged_attention.attend", name, attend)(case.q, case.k_cache, case.v_cache, made, case.scale)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
