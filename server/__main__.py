@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
         (sys.stdout if given else sys.stderr).write(usage())
         return 0 if given else 2
     if given[0] == "--version":
-        from server.metrics import package_version
+        from server.meter import package_version
 
         sys.stdout.write(f"lockstep {package_version()}\n")
         return 0

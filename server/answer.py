@@ -16,7 +16,7 @@ from server.detokenize import detokenizer
 from server.job import Job
 from server.link import EngineLink, Inbox
 from server.logs import event
-from server.metrics import Metrics
+from server.meter import Meter
 from server.stop import StopMatcher
 from server.tokenizer import TextTokenizer
 
@@ -164,11 +164,11 @@ class Choice:
 class Answer:
     """All choices of one HTTP request."""
 
-    def __init__(self, job: Job, link: EngineLink, inbox: Inbox, tokenizer: TextTokenizer, metrics: Metrics) -> None:
+    def __init__(self, job: Job, link: EngineLink, inbox: Inbox, tokenizer: TextTokenizer, meter: Meter) -> None:
         self.job = job
         self._link = link
         self._inbox = inbox
-        self._metrics = metrics
+        self._meter = meter
         self._choices = {
             request.id: Choice(index, request, job, tokenizer) for index, request in enumerate(job.requests)
         }
@@ -188,9 +188,9 @@ class Answer:
             except BaseException:
                 self.close(CancelReason.CLIENT_GONE)
                 raise
-        self._metrics.prompts_accepted(sum(map(len, self.job.prompts)))
+        self._meter.prompts_accepted(sum(map(len, self.job.prompts)))
         for request in self.job.requests:
-            self._metrics.request_accepted(len(request.prompt), request.sampling.max_tokens)
+            self._meter.request_accepted(len(request.prompt), request.sampling.max_tokens)
 
     async def pieces(self) -> AsyncIterator[list[Piece]]:
         """What to deliver, as it comes, until every choice has ended. Raises EngineError when one cannot."""
@@ -218,15 +218,15 @@ class Answer:
         now = time.perf_counter()
         count = choice.num_tokens - choice.pace.num_tokens
         if count and choice.pace.first is None:
-            self._metrics.first_tokens(now - self._started, count)
+            self._meter.first_tokens(now - self._started, count)
         elif count:
-            self._metrics.more_tokens(now - choice.pace.last, count)
+            self._meter.more_tokens(now - choice.pace.last, count)
         if count:
             choice.pace.note(now, count)
         if choice.finish is not None:
-            self._metrics.request_finished(choice.finish, choice.num_tokens, now - self._started)
+            self._meter.request_finished(choice.finish, choice.num_tokens, now - self._started)
             if choice.pace.later_tokens:
-                self._metrics.request_pace(choice.pace.seconds_per_token)
+                self._meter.request_pace(choice.pace.seconds_per_token)
         return choice.piece()
 
     def close(self, reason: CancelReason) -> None:
@@ -236,7 +236,7 @@ class Answer:
             self._emit(choice)
             self._link.cancel(request_id, reason, choice.num_tokens)
             outcome = "error" if reason is CancelReason.SHUTDOWN else "abort"
-            self._metrics.request_finished(outcome, choice.num_tokens, time.perf_counter() - self._started)
+            self._meter.request_finished(outcome, choice.num_tokens, time.perf_counter() - self._started)
         self._open.clear()
 
     @property

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from runtime.api import EngineError
 from server.edge import Edge
 from server.errors import ApiError, from_exception
-from server.metrics import CONTENT_TYPE
+from server.meter import CONTENT_TYPE
 from server.routes.generate import ChatRoute, CompletionRoute, Route, generate
 from server.routes.models import list_models, retrieve_model
 from server.service import Service

@@ -51,7 +51,7 @@ class Edge:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
             await send(message)
 
-        started = self._service.metrics.http_started()
+        started = self._service.meter.http_started()
         try:
             refusal = self._refusal(scope, headers)
             if refusal is not None:
@@ -64,7 +64,7 @@ class Edge:
                 await from_exception(error).response()(scope, receive, send_with_id)
         finally:
             route = route_label(scope["path"])
-            self._service.metrics.http_ended(route, scope["method"], status or 499, started)
+            self._service.meter.http_ended(route, scope["method"], status or 499, started)
             event(
                 _log,
                 logging.DEBUG if route in ("/live", "/ready", "/health", "/metrics") else logging.INFO,
@@ -81,6 +81,6 @@ class Edge:
         if size > MAX_HEADER_BYTES:
             return ApiError(431, "The request headers are too large.", headers={"Connection": "close"})
         if scope["method"] != "OPTIONS" and not self._service.keys.allow(scope["path"], headers.get(b"authorization")):
-            self._service.metrics.request_rejected("auth")
+            self._service.meter.request_rejected("auth")
             return ApiError(401, "A valid API key is required.", headers={"WWW-Authenticate": "Bearer"})
         return None

@@ -1,28 +1,19 @@
 """What /metrics shows: one table of metrics, each with its labels' fixed values, its buckets and its source.
 
-Every child exists from the start, so no series appears late; labels never come from a request. The engine's counters
-arrive as a snapshot with each of its reports and are read from there when somebody scrapes.
+Rows with a source are read from the engine's newest snapshot when somebody scrapes; `Meter` keeps the others. Labels
+never come from a request.
 """
 
 from __future__ import annotations
 
 import itertools
-import platform
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import generate_latest
-from prometheus_client.registry import Collector
-
-from runtime.api import MAX_DRAFTS, STEP_KINDS, STEP_PHASES, Delta, EngineStats, ModelInfo
+from runtime.api import MAX_DRAFTS, STEP_KINDS, STEP_PHASES, EngineStats
 
 PREFIX = "lockstep_"
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 TTFT = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
@@ -315,183 +306,3 @@ TABLE: tuple[Row, ...] = (
     Row("engine_up", "gauge", "1 while the engine is ready and makes progress."),
     Row("startup_seconds", "gauge", "Start-up time, by phase.", {"phase": START_PHASES}),
 )
-
-
-def base_labels(row: Row, model_name: str, method: str) -> dict[str, str]:
-    """The labels every child of a row has in common."""
-    labels = {"model_name": model_name}
-    if row.name.startswith("spec_"):
-        labels["method"] = method
-    return labels
-
-
-class EngineCollector(Collector):
-    """Reads the rows with a source from the newest engine snapshot."""
-
-    def __init__(self, read: Callable[[], EngineStats], model_name: str, method: str) -> None:
-        self._read = read
-        self._model_name = model_name
-        self._method = method
-
-    def collect(self) -> Iterator[Metric]:
-        """One family per row."""
-        stats = self._read()
-        for row in TABLE:
-            if row.source is None:
-                continue
-            common = base_labels(row, self._model_name, self._method)
-            names = [*common, *row.labels]
-            family: CounterMetricFamily | GaugeMetricFamily
-            if row.kind == "counter":
-                family = CounterMetricFamily(PREFIX + row.name, row.help, labels=names)
-            else:
-                family = GaugeMetricFamily(PREFIX + row.name, row.help, labels=names)
-            for values, number in row.source(stats):
-                family.add_metric([*common.values(), *values], number)
-            yield family
-
-
-def package_version() -> str:
-    """The installed version; a checkout that was never installed has none."""
-    try:
-        return version("lockstep")
-    except PackageNotFoundError:
-        return "unknown"
-
-
-class Metrics:
-    """Owns the registry and the children; the rest of the server says what happened."""
-
-    def __init__(self, model_name: str, method: str, read_stats: Callable[[], EngineStats]) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = CollectorRegistry(auto_describe=False)
-        self._counters: dict[str, dict[tuple[str, ...], Counter]] = {}
-        self._gauges: dict[str, dict[tuple[str, ...], Gauge]] = {}
-        self._histograms: dict[str, dict[tuple[str, ...], Histogram]] = {}
-        for row in TABLE:
-            if row.source is None:
-                self._create(row, base_labels(row, model_name, method))
-        self.registry.register(EngineCollector(read_stats, model_name, method))
-        ProcessCollector(registry=self.registry)
-        build = Gauge(PREFIX + "build_info", "Versions.", ["version", "python"], registry=self.registry)
-        build.labels(package_version(), platform.python_version()).set(1)
-        self._cache_info = Gauge(
-            PREFIX + "cache_config_info",
-            "Capacities.",
-            ["model_name", "block_size", "num_blocks", "state_slots"],
-            registry=self.registry,
-        )
-        self._backend_info = Gauge(
-            PREFIX + "backend_info",
-            "Resolved choices of the engine.",
-            ["model_name", "prefill", "decode", "verify", "speculative", "dtype", "device"],
-            registry=self.registry,
-        )
-        self._model_name = model_name
-
-    def _create(self, row: Row, common: Mapping[str, str]) -> None:
-        name, names = PREFIX + row.name, [*common, *row.labels]
-        combinations = row.combinations()
-        if row.kind == "counter":
-            counter = Counter(name, row.help, names, registry=self.registry)
-            self._counters[row.name] = {c: counter.labels(*common.values(), *c) for c in combinations}
-        elif row.kind == "gauge":
-            gauge = Gauge(name, row.help, names, registry=self.registry)
-            self._gauges[row.name] = {c: gauge.labels(*common.values(), *c) for c in combinations}
-        else:
-            histogram = Histogram(name, row.help, names, buckets=row.buckets, registry=self.registry)
-            self._histograms[row.name] = {c: histogram.labels(*common.values(), *c) for c in combinations}
-
-    def _count(self, name: str, *labels: str, by: float = 1.0) -> None:
-        self._counters[name][labels].inc(by)
-
-    def _observe(self, name: str, value: float, *labels: str) -> None:
-        self._histograms[name][labels].observe(value)
-
-    def text(self) -> bytes:
-        """The page."""
-        return generate_latest(self.registry)
-
-    def engine_ready(self, info: ModelInfo, stats: EngineStats, block_size: int) -> None:
-        """The engine came up."""
-        for phase, seconds in info.startup_seconds.items():
-            if phase in START_PHASES:
-                self._gauges["startup_seconds"][(phase,)].set(seconds)
-        self._cache_info.labels(
-            self._model_name, str(block_size), str(stats.kv_blocks_total), str(stats.state_slots_total)
-        ).set(1)
-
-    def backends(self, **choices: str) -> None:
-        """The resolved choices, once."""
-        self._backend_info.labels(model_name=self._model_name, **choices).set(1)
-
-    def startup_total(self, seconds: float) -> None:
-        """From process start to ready."""
-        self._gauges["startup_seconds"][("total",)].set(seconds)
-
-    def engine_up(self, up: bool) -> None:
-        """Whether the engine makes progress."""
-        self._gauges["engine_up"][()].set(up)
-
-    def draining(self) -> None:
-        """The server is shutting down."""
-        self._gauges["draining"][()].set(1)
-
-    def http_started(self) -> float:
-        """An HTTP request came in; returns its start time for `http_ended`."""
-        self._gauges["http_requests_in_progress"][()].inc()
-        return time.perf_counter()
-
-    def http_ended(self, route: str, method: str, status: int, started: float) -> None:
-        """An HTTP request was answered."""
-        self._gauges["http_requests_in_progress"][()].dec()
-        code = str(status) if str(status) in CODES else "other"
-        key = (route, method if method in METHODS else "other", code)
-        children = self._counters["http_requests_total"]
-        if key not in children:  # HEAD, or a wrong method on a known route
-            key = ("other", "other", code)
-        children[key].inc()
-        self._observe("http_request_duration_seconds", time.perf_counter() - started, route)
-
-    def request_rejected(self, reason: str) -> None:
-        """A generation was refused; `reason` is one of REJECTIONS."""
-        self._count("requests_rejected_total", reason)
-
-    def prompts_accepted(self, num_tokens: int) -> None:
-        """The engine took an HTTP request's prompts, each counted once whatever n."""
-        self._count("prompt_tokens_total", by=num_tokens)
-
-    def request_accepted(self, prompt_len: int, max_tokens: int) -> None:
-        """The engine took a generation."""
-        self._observe("request_prompt_tokens", prompt_len)
-        self._observe("request_max_tokens", max_tokens)
-
-    def first_tokens(self, seconds: float, count: int) -> None:
-        """A generation's first emission."""
-        self._count("generation_tokens_total", by=count)
-        self._observe("time_to_first_token_seconds", seconds)
-
-    def more_tokens(self, gap: float, count: int) -> None:
-        """A later emission, `gap` seconds after the one before."""
-        self._count("generation_tokens_total", by=count)
-        self._observe("emission_gap_seconds", gap)
-        for _ in range(count):
-            self._observe("inter_token_latency_seconds", gap / count)
-
-    def request_finished(self, reason: str, num_tokens: int, seconds: float) -> None:
-        """A generation ended; `reason` is one of FINISH_REASONS."""
-        self._count("requests_total", reason)
-        self._observe("request_generation_tokens", num_tokens)
-        self._observe("e2e_request_latency_seconds", seconds)
-
-    def request_pace(self, seconds_per_token: float) -> None:
-        """How fast a generation went after its first emission."""
-        self._observe("request_time_per_output_token_seconds", seconds_per_token)
-
-    def timing(self, last: Delta) -> None:
-        """What the engine says of a generation's time when it ends."""
-        if last.timing is None:
-            return
-        self._observe("request_queue_seconds", last.timing.queued)
-        self._observe("request_prefill_seconds", last.timing.prefill)
-        self._observe("request_decode_seconds", last.timing.decode)

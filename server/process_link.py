@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import subprocess
 import sys
-import sysconfig
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
 import msgspec
 
-import runtime
 from runtime.api import (
     FRAME_HEADER,
     MAX_FRAME_BYTES,
@@ -47,16 +43,6 @@ def worker_command(fd: int) -> list[str]:
     return [sys.executable, "-P", "-m", "runtime", "worker", "--fd", str(fd)]
 
 
-def worker_environment() -> dict[str, str]:
-    """The worker imports the same `runtime` as this process, wherever the command was typed."""
-    root = str(Path(runtime.__path__[0]).parent)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_API_KEY")}
-    if root not in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
-        earlier = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = root + os.pathsep + earlier if earlier else root
-    return environment
-
-
 class ProcessLink(EngineLink):
     """Owns the engine process: its life, its socket, and the verdict whether it still makes progress.
 
@@ -68,6 +54,7 @@ class ProcessLink(EngineLink):
         self,
         config: EngineConfig,
         *,
+        environment: Mapping[str, str] | None = None,
         stall_timeout: float = 60.0,
         on_progress: Callable[[Progress], None] | None = None,
         command: Callable[[int], list[str]] = worker_command,
@@ -83,7 +70,7 @@ class ProcessLink(EngineLink):
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 command(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
-                env=worker_environment(),
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )

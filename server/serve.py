@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from runtime.api import ConfigError, ModelInfo, Progress
@@ -53,7 +54,7 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def leave(*_: object) -> NoReturn:
+def leave(_number: int, _frame: FrameType | None) -> NoReturn:
     """A signal before anything was served: there is nothing to finish."""
     raise SystemExit(0)
 
@@ -139,7 +140,7 @@ class Run:
     async def _begin(self) -> None:
         model = await self._service.start()
         seconds = time.monotonic() - self._started
-        self._service.metrics.startup_total(seconds)
+        self._service.meter.startup_total(seconds)
         say(start_line(self._settings, model.info, address_of(self._listener), seconds))
 
     def _signalled(self) -> None:
@@ -193,7 +194,11 @@ def main(arguments: list[str], worker: Callable[[int], list[str]] = worker_comma
         signal.signal(number, leave)
     say(f"lockstep: loading {settings.model_path}")
     link = ProcessLink(
-        settings.engine_config(), stall_timeout=settings.stall_timeout, on_progress=ProgressLines(), command=worker
+        settings.engine_config(),
+        environment=settings_module.worker_environment(os.environ),
+        stall_timeout=settings.stall_timeout,
+        on_progress=ProgressLines(),
+        command=worker,
     )
     try:
         with listener:

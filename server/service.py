@@ -13,7 +13,7 @@ from server.auth import Keys
 from server.errors import ApiError
 from server.job import Job, SamplingDefaults
 from server.link import EngineLink, Inbox, UnavailableError
-from server.metrics import Metrics
+from server.meter import Meter
 from server.prompt import PromptEncoder
 from server.settings import Settings
 from server.tokenizer import TextTokenizer
@@ -43,17 +43,17 @@ class Service:
         self.link = link
         self.keys = Keys(settings.api_key)
         self.admission = Admission(2 * (settings.max_queued_requests + settings.max_num_seqs))
-        self.metrics = Metrics(settings.model_name, settings.proposer, link.stats)
+        self.meter = Meter(settings.model_name, settings.proposer, link.stats)
         self._model: Model | None = None
-        link.observe_last(self.metrics.timing)
+        link.observe_last(self.meter.timing)
 
     async def start(self) -> Model:
         """Loads the text half while the engine starts; returns when requests can be served."""
         encoder, defaults = await asyncio.to_thread(self._load_text)
         info = await self.link.start()
         settings = self.settings
-        self.metrics.engine_ready(info, self.link.stats(), settings.block_size)
-        self.metrics.backends(
+        self.meter.engine_ready(info, self.link.stats(), settings.block_size)
+        self.meter.backends(
             prefill=settings.prefill_backend,
             decode=settings.decode_backend,
             verify=settings.speculative_attention_mode,
@@ -95,13 +95,13 @@ class Service:
 
     def scrape(self) -> bytes:
         """The metrics page."""
-        self.metrics.engine_up(self.loaded())
-        return self.metrics.text()
+        self.meter.engine_up(self.loaded())
+        return self.meter.text()
 
     def drain(self) -> None:
         """No new requests from now on."""
         self.admission.close()
-        self.metrics.draining()
+        self.meter.draining()
 
     def interrupt(self) -> None:
         """Ends the requests that are still running."""
@@ -109,7 +109,7 @@ class Service:
 
     async def answer(self, job: Job, inbox: Inbox) -> Answer:
         """Submits a job; raises before anything was sent to the client."""
-        answer = Answer(job, self.link, inbox, self.model.tokenizer, self.metrics)
+        answer = Answer(job, self.link, inbox, self.model.tokenizer, self.meter)
         await answer.open()
         return answer
 
@@ -126,4 +126,4 @@ class Service:
             return
         elif isinstance(error, ApiError) and error.status == 401:
             reason = "auth"
-        self.metrics.request_rejected(reason)
+        self.meter.request_rejected(reason)

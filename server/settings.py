@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
@@ -139,6 +141,16 @@ class Settings(BaseModel):
             threads=self.threads,
             audit_interval=self.audit_interval,
         )
+
+
+def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What the engine process inherits: the same `runtime` wherever the command was typed, and no keys."""
+    root = str(Path(runtime.__path__[0]).parent)
+    inherited = {name: value for name, value in environment.items() if name != ENV_PREFIX + "API_KEY"}
+    if root not in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        earlier = inherited.get("PYTHONPATH")
+        inherited["PYTHONPATH"] = root + os.pathsep + earlier if earlier else root
+    return inherited
 
 
 class _Parser(argparse.ArgumentParser):

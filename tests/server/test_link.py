@@ -27,7 +27,7 @@ from runtime.api import (
 )
 from server.inline_link import InlineLink
 from server.link import EngineGoneError, EngineLink, Inbox, StartError, UnavailableError, refusal
-from server.process_link import ProcessLink, worker_command, worker_environment
+from server.process_link import ProcessLink, worker_command
 from tests.support.fake_engine import FakeEngine
 
 Scenario = Callable[[EngineLink], Coroutine[Any, Any, None]]
@@ -264,4 +264,3 @@ def test_the_worker_does_not_import_from_where_the_command_was_typed() -> None:
     command = worker_command(7)
     assert command[1] == "-P"
     assert command[-4:] == ["runtime", "worker", "--fd", "7"]
-    assert worker_environment()["PYTHONPATH"]

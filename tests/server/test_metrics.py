@@ -3,7 +3,8 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.api import EngineStats
-from server.metrics import FINISH_REASONS, PREFIX, REJECTIONS, TABLE, Metrics, Row
+from server.meter import Meter
+from server.metrics import FINISH_REASONS, PREFIX, REJECTIONS, TABLE, Row
 from tests.server.live import CHAT, LiveServer, wait_until
 from tests.support.fake_engine import FakeEngine
 
@@ -133,7 +134,7 @@ def test_rejections_have_fixed_reasons(server: LiveServer) -> None:
 
 
 def test_a_snapshot_without_data_is_zeros() -> None:
-    page = Metrics("m", "none", EngineStats).text().decode()
+    page = Meter("m", "none", EngineStats).text().decode()
     for row in TABLE:
         if row.source is not None:
             assert f"{PREFIX}{row.name}{{" in page

@@ -110,3 +110,11 @@ def test_auto_drafts_with_the_model_s_own_heads(tmp_path: Path, heads: int | Non
     settings = Settings(model_dir=str(tmp_path)).resolved()
     assert settings.speculative == expected
     assert settings.model_name == tmp_path.name
+
+
+def test_the_engine_process_finds_the_runtime_and_no_keys() -> None:
+    inherited = module.worker_environment({"LOCKSTEP_API_KEY": "secret", "PYTHONPATH": "/x", "HOME": "/root"})
+    assert "secret" not in inherited.values()
+    assert inherited["HOME"] == "/root"
+    root = str(Path(module.__file__).parents[1])
+    assert inherited["PYTHONPATH"].split(":") == [root, "/x"]
