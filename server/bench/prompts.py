@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 FIRST_ID = 10  # below are, by custom, a vocabulary's special tokens
 CONSONANTS, VOWELS = "bdfghjklmnprstvwz", "aeiou"
-ANIMALS = "cat dog fox bear frog duck owl mouse rabbit horse goat hen".split()
-COLORS = "red blue green yellow white black brown golden pink gray".split()
-OBJECTS = "ball kite lamp book key hat boat drum bell cup map ring".split()
-PLACES = "garden forest village river hill market beach farm".split()
-JOBS = "teacher doctor farmer baker pilot singer writer driver".split()
+ANIMALS = ["cat", "dog", "fox", "bear", "frog", "duck", "owl", "mouse", "rabbit", "horse", "goat", "hen"]
+COLORS = ["red", "blue", "green", "yellow", "white", "black", "brown", "golden", "pink", "gray"]
+OBJECTS = ["ball", "kite", "lamp", "book", "key", "hat", "boat", "drum", "bell", "cup", "map", "ring"]
+PLACES = ["garden", "forest", "village", "river", "hill", "market", "beach", "farm"]
+JOBS = ["teacher", "doctor", "farmer", "baker", "pilot", "singer", "writer", "driver"]
 
 Message = dict[str, str]
 
@@ -87,8 +87,8 @@ def article(word: str) -> str:
 
 def copy(words: Words) -> list[tuple[str, str]]:
     """A text to repeat."""
-    pieces = [words.name, lambda: str(words.number())]
-    text = " ".join(words.rng.choice(pieces)() for _ in range(words.rng.randrange(4, 12)))
+    count = words.rng.randrange(4, 12)
+    text = " ".join(words.name() if words.rng.random() < 0.6 else str(words.number()) for _ in range(count))
     return [("user", words.rng.choice(["Repeat after me: ", "Copy this text: ", "Echo: "]) + text)]
 
 

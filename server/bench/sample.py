@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,14 +65,12 @@ class Sample:
     def itls(self) -> list[tuple[float, float]]:
         """(seconds per token, tokens) of every emission after the first: its gap divided by its tokens."""
         counted = self.counted()
-        return [
-            ((at - before) / tokens, tokens) for (before, _), (at, tokens) in zip(counted, counted[1:], strict=False)
-        ]
+        return [((at - before) / tokens, tokens) for (before, _), (at, tokens) in itertools.pairwise(counted)]
 
     def gaps(self) -> list[float]:
         """The waits between emissions, undivided."""
         counted = self.counted() or [(emission.at, 0.0) for emission in self.emissions]
-        return [at - before for (before, _), (at, _) in zip(counted, counted[1:], strict=False)]
+        return [at - before for (before, _), (at, _) in itertools.pairwise(counted)]
 
     @property
     def verifications(self) -> int | None:
