@@ -6,6 +6,7 @@ strings cut.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -176,20 +177,22 @@ class Answer:
         self._started = time.perf_counter()
 
     async def open(self) -> None:
-        """Submits every choice; returns when the engine accepted all, else none is left behind."""
-        for request in self.job.requests:
-            self._open.add(request.id)
-            try:
-                await self._link.submit(request, self._inbox)
-            except EngineError:
-                self._open.discard(request.id)
-                self.close(CancelReason.SHUTDOWN)
-                raise
-            except BaseException:
-                self.close(CancelReason.CLIENT_GONE)
-                raise
+        """Submits every choice at once; returns when the engine accepted all, else none is left behind."""
+        requests = self.job.requests
+        try:
+            answers = await asyncio.gather(
+                *[self._link.submit(request, self._inbox) for request in requests], return_exceptions=True
+            )
+            for answer in answers:
+                if isinstance(answer, BaseException):
+                    raise answer
+        except BaseException:
+            for request in requests:
+                self._link.cancel(request.id, CancelReason.CLIENT_GONE, 0)
+            raise
+        self._open = {request.id for request in requests}
         self._meter.prompts_accepted(sum(map(len, self.job.prompts)))
-        for request in self.job.requests:
+        for request in requests:
             self._meter.request_accepted(len(request.prompt), request.sampling.max_tokens)
 
     async def pieces(self) -> AsyncIterator[list[Piece]]:

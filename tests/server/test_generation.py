@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -374,3 +375,17 @@ def test_an_answer_with_nothing_in_it(tokenizer: TextTokenizer) -> None:
         assert body["usage"]["completion_tokens"] == 1
         chunks = server.stream(CHAT, chat_body())
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, "stop"]
+
+
+def test_a_batch_is_submitted_at_once_and_in_order(server: LiveServer) -> None:
+    server.engine.hold()
+    before = server.service.link.stats().step_serial
+    answer: list[Any] = []
+    reader = threading.Thread(target=lambda: answer.append(server.complete([[5 + i] for i in range(50)]).json()))
+    reader.start()
+    wait_until(lambda: len(server.engine.requests) == 50)
+    assert server.service.link.stats().step_serial == before
+    server.engine.release()
+    reader.join(10)
+    assert [request.prompt for request in server.engine.requests] == [(5 + i,) for i in range(50)]
+    assert len(answer[0]["choices"]) == 50
