@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 
 from kernels.state_fold.reference import unroll
 from kernels.tree import relative_decay
@@ -64,10 +65,12 @@ def block(
     n, T, Hv, V = v.shape
     Hk, K = k.shape[2:]
     R = Hv // Hk
-    query, key = _normalised(q, k, state.dtype)
+    # x / |x| is an RMS norm times K ** -0.5; what is left of the query's scale waits for y.
+    unit = functional.rms_norm(torch.cat([q, k], 1).to(state.dtype), (K,), None, EPSILON / K) * K**-0.5
+    key = unit[:, T:]
     a = g.to(state.dtype)
     total, pair = relative_decay(a, parents)
-    both = torch.cat([query, key], 1).transpose(1, 2)  # one pass over the state answers queries and keys
+    both = unit.transpose(1, 2)  # one pass over the state answers queries and keys
     read = (both @ state.reshape(n, Hk, R * V, K).transpose(2, 3)).view(n, Hk, 2, T, R, V).permute(0, 2, 1, 4, 3, 5)
     read = read * total.view(n, 1, Hk, R, T, 1)
     scores = (both @ key.permute(0, 2, 3, 1)).view(n, Hk, 2, 1, T, T)
@@ -81,12 +84,7 @@ def block(
         lower = (pair * scores[:, :, 1] * weight).transpose(3, 4)
         right = u.transpose(3, 4)
         u = torch.linalg.solve_triangular(lower, right, upper=True, left=False, unitriangular=True).transpose(3, 4)
-    y = ((pair * scores[:, :, 0]) @ u).add_(read[:, 0])
+    y = ((pair * scores[:, :, 0]) @ u).add_(read[:, 0]).mul_(K**-0.5)
     y, u = (each.reshape(n, Hv, T, V).transpose(1, 2) for each in (y, u))
     return y.to(v.dtype), a, u.contiguous(), key
 
-
-def _normalised(q: torch.Tensor, k: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    q, k = q.to(dtype), k.to(dtype)
-    q = q * torch.rsqrt((q * q).sum(3, keepdim=True) + EPSILON) * q.shape[3] ** -0.5
-    return q, k * torch.rsqrt((k * k).sum(3, keepdim=True) + EPSILON)

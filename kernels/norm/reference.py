@@ -8,8 +8,10 @@ from torch.nn import functional
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See `kernels.norm.rms_norm`."""
+    if x.dtype == weight.dtype:
+        return functional.rms_norm(x, weight.shape, weight, eps)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (_normalised(wide, eps) * weight).to(x.dtype)
+    return functional.rms_norm(wide, weight.shape, weight.to(wide.dtype), eps).to(x.dtype)
 
 
 def rms_norm_gated(
@@ -38,4 +40,4 @@ def rms_norm_gated(
 
 
 def _normalised(x: torch.Tensor, eps: float) -> torch.Tensor:
-    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
+    return functional.rms_norm(x, x.shape[-1:], None, eps)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from kernels.rotary import apply_rotary
 from runtime.attention.backend import StepContext
 from runtime.layers.linear import Linear, Part, Placement
-from runtime.layers.norm import centre_on_one
+from runtime.layers.norm import centre_on_one, over_rms
 from runtime.layers.rotary import Angles
 from runtime.loader import Weight
 from runtime.spec import AttentionSpec
@@ -39,7 +38,7 @@ class Attention:
         self._name = name
         self._spec = spec
         self._scale = options.scale
-        self._eps = options.norm_eps
+        self._eps = options.norm_eps or 0.0
         self._q_size = spec.num_heads * spec.head_dim
         self._gate_size = self._q_size if options.gated else 0
         k_size = spec.num_kv_heads * spec.head_dim
@@ -53,7 +52,9 @@ class Attention:
         out = Part(f"{name}.o_proj", hidden_size)
         self._out = Linear([out], spec.num_heads * spec.v_dim, place, bias=options.bias)
         heads = spec.num_heads + spec.num_kv_heads
-        self._norm = None if self._eps is None else place.vector(heads * spec.head_dim).view(heads, spec.head_dim)
+        self._norm = (
+            None if options.norm_eps is None else place.vector(heads * spec.head_dim).view(heads, spec.head_dim)
+        )
 
     def add_to(
         self,
@@ -71,10 +72,10 @@ class Attention:
         fused = self._qkv(x)
         qk = fused[:, self._gate_size : self._qk_end].view(num_tokens, -1, spec.head_dim)
         if self._norm is not None:
-            qk = functional.rms_norm(qk, (spec.head_dim,), None, self._eps) * self._norm
-        q, k = qk[:, : spec.num_heads], qk[:, spec.num_heads :]
+            qk = over_rms(qk, self._eps) * self._norm
         if angles is not None:
-            q, k = apply_rotary(q, k, angles.cos, angles.sin)
+            qk = apply_rotary(qk, angles.cos, angles.sin, angles.partner)
+        q, k = qk[:, : spec.num_heads], qk[:, spec.num_heads :]
         v = fused[:, self._qk_end :].view(num_tokens, spec.num_kv_heads, spec.v_dim)
         mixed = ctx.attend(layer, q, k, v, self._scale)
         mixed = mixed.reshape(num_tokens, -1)

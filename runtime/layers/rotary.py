@@ -6,23 +6,29 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.rotary import full_width, partners
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Angles:
-    """cos, sin [T, rotary_dim / 2] float32."""
+    """Full-width tables of `kernels.rotary.apply_rotary`: cos, sin [T, head_dim] float32, partner [head_dim] int64."""
 
     cos: torch.Tensor
     sin: torch.Tensor
+    partner: torch.Tensor
 
 
 class Rotary:
-    """Angles position * theta^(-2i / rotary_dim). Only the first `rotary_dim` values of each head turn."""
+    """Angles position * theta^(-2i / rotary_dim). Only the first `rotary_dim` of `head_dim` values of a head turn."""
 
-    def __init__(self, rotary_dim: int, theta: float, device: torch.device) -> None:
+    def __init__(self, rotary_dim: int, head_dim: int, theta: float, device: torch.device) -> None:
         exponent = torch.arange(0, rotary_dim, 2, dtype=torch.float32, device=device) / rotary_dim
         self._frequencies = 1.0 / (theta**exponent)
+        self._head_dim = head_dim
+        self._partner = partners(rotary_dim // 2, head_dim).to(device)
 
     def __call__(self, positions: torch.Tensor) -> Angles:
         """The angles of positions [T] int64."""
         angles = positions.to(torch.float32)[:, None] * self._frequencies
-        return Angles(angles.cos(), angles.sin())
+        cos, sin = full_width(angles.cos(), angles.sin(), self._head_dim)
+        return Angles(cos, sin, self._partner)

@@ -86,7 +86,8 @@ class GraniteModel(HybridModel):
         self._logits_scale = 1.0 / config.positive("logits_scaling", 1.0)
         self._rotary: Rotary | None = None
         if spec.attention_layers and config.text("position_embedding_type", NO_ROPE) == "rope":
-            self._rotary = Rotary(rotary_dim(config, _head_dim(config), 1.0), rope_theta(config), place.device)
+            head_dim = _head_dim(config)
+            self._rotary = Rotary(rotary_dim(config, head_dim, 1.0), head_dim, rope_theta(config), place.device)
 
     @property
     def spec(self) -> ModelSpec:

@@ -7,14 +7,13 @@ three position rows are equal, which makes it plain rotary embedding.
 from __future__ import annotations
 
 import torch
-from torch.nn import functional
 
 from runtime.api import CapabilityError
 from runtime.attention.backend import StepContext
 from runtime.layers.attention import Attention, AttentionOptions
 from runtime.layers.embedding import Embedding
 from runtime.layers.gated_delta import GatedDeltaMixer
-from runtime.layers.linear import Part, Placement
+from runtime.layers.linear import Linear, Part, Placement
 from runtime.layers.mlp import GatedMLP
 from runtime.layers.norm import RMSNorm
 from runtime.layers.rotary import Angles, Rotary
@@ -125,7 +124,7 @@ class Qwen35Mtp(MtpHead):
         hidden = target.spec.hidden_size
         eps = config.number("rms_norm_eps", 1e-6)
         self._target = target
-        self._fuse = place.matrix(hidden, 2 * hidden)
+        self._fuse = Linear([Part("mtp.fc", hidden)], 2 * hidden, place)
         self._norm_embedding = RMSNorm("mtp.pre_fc_norm_embedding", hidden, eps, place, zero_centred=True)
         self._norm_hidden = RMSNorm("mtp.pre_fc_norm_hidden", hidden, eps, place, zero_centred=True)
         self._norm = RMSNorm("mtp.norm", hidden, eps, place, zero_centred=True)
@@ -141,8 +140,7 @@ class Qwen35Mtp(MtpHead):
     ) -> torch.Tensor:
         """See `MtpHead.forward`."""
         both = torch.cat((self._norm_embedding(self._target.embed(next_tokens)), self._norm_hidden(hidden)), dim=-1)
-        x = functional.linear(both.to(self._fuse.dtype), self._fuse).float()
-        return self._norm(self._layer(x, self._target.rotary(positions), ctx))
+        return self._norm(self._layer(self._fuse(both), self._target.rotary(positions), ctx))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps hidden [m, hidden] -> [m, vocab] float32, by the target's head."""
@@ -150,7 +148,7 @@ class Qwen35Mtp(MtpHead):
 
     def weights(self) -> list[Weight]:
         """Where the checkpoint's tensors go."""
-        found = [Weight("mtp.fc.weight", self._fuse, tuple(self._fuse.shape))]
+        found = self._fuse.weights()
         for norm in (self._norm_embedding, self._norm_hidden, self._norm):
             found += norm.weights()
         return found + self._layer.weights()
@@ -234,7 +232,8 @@ def _rotary(text: ConfigFile, place: Placement) -> Rotary:
     factor = text.positive("partial_rotary_factor", 0.25)
     if text.has("rope_parameters"):
         factor = text.section("rope_parameters").positive("partial_rotary_factor", factor)
-    return Rotary(rotary_dim(text, text.integer("head_dim", 256), factor), rope_theta(text), place.device)
+    head_dim = text.integer("head_dim", 256)
+    return Rotary(rotary_dim(text, head_dim, factor), head_dim, rope_theta(text), place.device)
 
 
 def _check_mtp(text: ConfigFile) -> None:
