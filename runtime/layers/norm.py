@@ -28,6 +28,12 @@ class RMSNorm:
         return [Weight(f"{self._name}.weight", self.weight, tuple(self.weight.shape), transform)]
 
 
+def over_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """Returns x / sqrt(mean(x^2) + eps) over the last dimension, without a weight; [..., size] float32."""
+    norm: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x * (norm * norm).mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+
+
 def centre_on_one(weight: torch.Tensor) -> torch.Tensor:
     """1 + w."""
     return weight + 1.0
