@@ -8,6 +8,9 @@ from msgspec.structs import replace
 
 from runtime.api import SamplingParams, StateError
 from runtime.plan import RowKind
+from runtime.sampling.positions import Positions
+from runtime.sampling.processors import PROCESSORS
+from runtime.sampling.store import Feature
 from runtime.speculation.verify import Verifier
 from tests.runtime.sampling.test_blocks import ASKED, asked
 from tests.runtime.sampling.toy import Bench, Item, ToyModel, forward_batch, logits_of, read, text
@@ -143,7 +146,7 @@ def test_ties_go_to_the_lowest_id() -> None:
     bench.model.table[:] = 0.0
     bench.model.table[:, :, 0] = -0.0
     assert set(text(bench.generate(SamplingParams(max_tokens=20, temperature=0.0), PROMPT))) == {0}
-    for filters in ({"top_k": 3}, {"top_p": 0.3}):
+    for filters in ({"top_k": 3}, {"top_p": 0.3}, {"top_p": 0.375}):
         params = SamplingParams(max_tokens=60, ignore_eos=True, **filters)  # type: ignore[arg-type]
         assert set(text(bench.generate(params, PROMPT))) == {0, 1, 2}
 
@@ -211,3 +214,17 @@ def test_verifier_holds_no_request() -> None:
         (told,) = bench.judge([Item(1, tokens, [step])])
         tokens += told.emitted
     assert tokens[3:] == expected[: len(tokens) - 3]
+
+
+@pytest.mark.parametrize("feature", PROCESSORS)
+def test_processors_leave_the_others_as_they_are(feature: Feature) -> None:
+    """Bit for bit, also where logits lie so far apart that the last ones have no measurable probability."""
+    bench = Bench(ToyModel(), num_slots=3)
+    bench.bind(1, replace(asked("all", 1.0), top_k=3), PROMPT)
+    bench.bind(2, SamplingParams(max_tokens=9), PROMPT)
+    logits = torch.tensor([[0.0, 90.0, -torch.inf, 3.25, -200.0, 90.0, -1e-30, 7.0]] * 2)
+    drafts = torch.tensor([[1, 2]] * 2)
+    at = Positions(torch.tensor([1, 2]), torch.tensor([4, 4]), drafts, max_top_k=7, all_top_k=False)
+    processed = PROCESSORS[feature].apply(logits, at, store=bench.store)
+    assert torch.equal(processed[1], logits[1])
+    assert not torch.equal(processed[0], logits[0]) or feature is Feature.TEMPERATURE

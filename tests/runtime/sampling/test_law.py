@@ -137,3 +137,18 @@ def test_looking_at_candidates_only_changes_nothing(filters: dict[str, float]) -
     ]
     assert torch.equal(tokens[0], tokens[1])
     assert len(tokens[0].unique()) > 100
+
+
+def test_rows_with_different_filters_in_one_batch() -> None:
+    num, each = 24_000, [{"top_k": 2}, {"top_k": 5}, {}, {"top_p": 0.6}, {"min_p": 0.3}, {"top_k": 1, "top_p": 0.5}]
+    bench = Bench(ToyModel(scale=1.0), num_slots=len(each))
+    asked = [SamplingParams(max_tokens=9, seed=4, **filters) for filters in each]  # type: ignore[arg-type]
+    for slot, params in enumerate(asked):
+        bench.bind(slot, params, PROMPT)
+    logits = bench.model.logits([4, 2])
+    slots, positions = torch.arange(num) % len(each), torch.arange(num)
+    at = Positions(slots, positions, drafts=DRAFTLESS.expand(num, 0), max_top_k=5, all_top_k=False)
+    features = bench.store.features(range(len(each)))
+    tokens = sample(logits.repeat(num, 1), at, store=bench.store, features=features, drawn=None)
+    for slot, params in enumerate(asked):
+        assert_law(tokens[slots == slot], law(logits.tolist(), params, [], []))
