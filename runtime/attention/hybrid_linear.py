@@ -127,3 +127,5 @@ def check_kept(ticket: VerifyTicket, kept: torch.Tensor, path: torch.Tensor) -> 
                 raise StateError(f"row {row}: a prefill row keeps all {fed} tokens it feeds, not {count}")
         elif len(nodes) < count or not all(0 <= node < fed for node in nodes[:count]):
             raise StateError(f"row {row}: path {nodes[:count]} names a node that was not fed (0..{fed - 1})")
+        elif ticket.plan.part.parents is None and nodes[:count] != list(range(count)):
+            raise StateError(f"row {row}: path {nodes[:count]} leaves the chain that was fed")
