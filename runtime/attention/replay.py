@@ -35,10 +35,10 @@ class _Inputs:
     count: torch.Tensor
 
     def unpack(self, rows: torch.Tensor) -> tuple[torch.Tensor, StateUpdates]:
-        """x [n, T, channels] and the updates, of the given rows."""
+        """Inputs [n, T, channels] and updates of the given rows."""
         s, flat = self.shape, self.packed[rows]
         lead = flat.shape[:2]
-        x, log_decay, u, k = flat.split([s.conv_channels, s.heads, s.heads * s.v_dim, s.groups * s.k_dim], 2)
+        x, log_decay, u, k = torch.split(flat, [s.conv_channels, s.heads, s.heads * s.v_dim, s.groups * s.k_dim], 2)
         return x, StateUpdates(log_decay, u.view(*lead, s.heads, s.v_dim), k.view(*lead, s.groups, s.k_dim))
 
     def keep(self, rows: torch.Tensor, x: torch.Tensor, updates: StateUpdates) -> None:
