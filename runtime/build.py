@@ -133,9 +133,11 @@ def _device(name: str) -> torch.device:
 
 
 def _kv_bytes_per_token(spec: ModelSpec, dtype: torch.dtype, *, with_mtp: bool) -> int:
-    layers = [*kv_shapes(spec.layers).values(), *(kv_shapes(spec.mtp_layers).values() if with_mtp else ())]
-    size = int(torch.empty(0, dtype=dtype).element_size())
-    return size * sum(shape.kv_heads * (shape.k_dim + shape.v_dim) for shape in layers)
+    shapes = list(kv_shapes(spec.layers).values())
+    if with_mtp:
+        shapes += kv_shapes(spec.mtp_layers).values()
+    values: int = sum(shape.kv_heads * (shape.k_dim + shape.v_dim) for shape in shapes)
+    return values * int(dtype.itemsize)
 
 
 def _pool(
