@@ -137,7 +137,10 @@ class Reader:
                 self.done = True
                 continue
             chunk = self._chunk(event)
-            for choice in chunk.get("choices") or ():
+            choices = chunk.get("choices")
+            for choice in choices if isinstance(choices, list) else ():
+                if not isinstance(choice, dict):
+                    raise AnswerError("a choice of the stream is not an object")
                 text, ids = self._content(choice)
                 if not text and not ids:
                     continue

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
-from collections.abc import Callable
-from typing import TextIO
+from collections.abc import Callable, Coroutine
+from typing import Any, TextIO, TypeVar
+
+import uvloop
 
 from server.bench.client import BenchError
 
 INTERRUPTED = 130
+Result = TypeVar("Result")
 
 
 class ProgressLine:
@@ -39,6 +43,12 @@ class ProgressLine:
         if self._terminal and self._width:
             self._stream.write("\r" + " " * self._width + "\r")
             self._stream.flush()
+
+
+def run_async(work: Coroutine[Any, Any, Result]) -> Result:
+    """Runs a coroutine on the fast loop; Ctrl-C cancels it and comes out as KeyboardInterrupt."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
 
 
 def guarded(prog: str, command: Callable[[], int]) -> int:

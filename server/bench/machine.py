@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("lockstep", "torch", "numpy", "httpx")
-SECRET_FLAG = "--api-key"
+KEY_FLAG = "--api-key"
 
 
 def cpu_model() -> str:
@@ -70,11 +70,11 @@ def command_line(bench: str, arguments: Sequence[str]) -> list[str]:
         name, equals, _ = argument.partition("=")
         if hide:
             shown.append("...")
-        elif name == SECRET_FLAG and equals:
-            shown.append(f"{SECRET_FLAG}=...")
+        elif name == KEY_FLAG and equals:
+            shown.append(f"{KEY_FLAG}=...")
         else:
             shown.append(argument)
-        hide = not hide and argument == SECRET_FLAG
+        hide = not hide and argument == KEY_FLAG
     return ["lockstep", "bench", bench, *shown]
 
 

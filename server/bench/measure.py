@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from server.bench.sample import Sample
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+TOKEN_IDS, SPREAD_EVENLY = "token ids", "usage spread evenly"
 SLOS = ("ttft", "itl", "tpot", "e2e")
 
 DEFINITIONS = {
@@ -137,7 +138,7 @@ def summarize(
         gap_ms=spread(itertools.chain.from_iterable(sample.gaps() for sample in done)),
         tpot_ms=spread(sample.tpot for sample in done if sample.tpot is not None),
         e2e_ms=spread(sample.e2e for sample in done),
-        tokens_of_emissions=None if not exact else "token ids" if exact == {True} else "usage spread evenly",
+        tokens_of_emissions=None if not exact else TOKEN_IDS if exact == {True} else SPREAD_EVENLY,
         drafted_tokens=drafted,
         accepted_tokens=accepted,
         acceptance=accepted / drafted if accepted is not None and drafted else None,

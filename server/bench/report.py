@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from server.bench.client import Ask, BenchError, Target
-from server.bench.measure import DEFINITIONS, Ratio, Summary
+from server.bench.measure import DEFINITIONS, SPREAD_EVENLY, Ratio, Summary
 from server.bench.rounds import Equality, Plan, Row
 
 SCHEMA = 1
@@ -19,10 +19,10 @@ NONE = "-"
 
 
 def number(value: float | None) -> str:
-    """Three significant digits or whole numbers."""
+    """With about three digits."""
     if value is None:
         return NONE
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,.{0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2}f}"
 
 
 def spread(figures: Mapping[str, float] | None, names: Sequence[str] = ("p50", "p90", "p99")) -> str:
@@ -34,6 +34,8 @@ def ratio(value: Ratio | None) -> str:
     """Median and range."""
     if value is None:
         return NONE
+    if set(value.rounds) == {1.0}:
+        return "1"
     return f"{value.median:.2f} ({min(value.rounds):.2f}..{max(value.rounds):.2f})"
 
 
@@ -126,6 +128,8 @@ def notes(rows: Sequence[Row]) -> str:
     lines: list[str] = []
     for row in rows:
         lines += [f"{row.level} {row.target.label}: {count} x {error}" for error, count in row.whole.errors.items()]
+    if any(row.whole.tokens_of_emissions == SPREAD_EVENLY for row in rows):
+        lines.append("Some servers send no token ids: their ITL takes the tokens of a request as spread evenly.")
     busy = max((row.whole.client_cpu for row in rows), default=0.0)
     if busy > BUSY_CLIENT:
         lines.append(f"This client used up to {busy:.0%} of a core: on a small machine it slows the servers down.")

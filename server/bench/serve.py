@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Sequence
 
+import httpx
+
 from server.bench.client import Ask, BenchError, Target
-from server.bench.console import ProgressLine, guarded
+from server.bench.console import ProgressLine, guarded, run_async
 from server.bench.load import Amount, Level
 from server.bench.machine import Occasion
 from server.bench.measure import SLOS
@@ -64,6 +65,10 @@ def targets_of(options: argparse.Namespace) -> list[Target]:
         url = given.rstrip("/").removesuffix("/v1")
         if not url.startswith(("http://", "https://")):
             raise BenchError(f"--url must begin with http:// or https:// (got {given[:64]!r}).")
+        try:
+            httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise BenchError(f"--url {given[:64]!r} is not an address ({error}).") from error
         label = options.label[number] if number < len(options.label) else url.partition("://")[2]
         found.append(Target(label=label, url=url, api_key=options.api_key, model=options.model))
     return [distinct(target, found[:number]) for number, target in enumerate(found)]
@@ -75,6 +80,11 @@ def distinct(target: Target, earlier: Sequence[Target]) -> Target:
     if not same:
         return target
     return Target(label=f"{target.label} ({same + 1})", url=target.url, api_key=target.api_key, model=target.model)
+
+
+def default_warmup(levels: Sequence[Level]) -> int:
+    """Enough to open the connections and to be past what only first requests pay."""
+    return min(max(2, *(level.concurrency for level in levels)), 16)
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
@@ -102,7 +112,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         levels=levels,
         amount=Amount(requests=options.requests) if options.requests else Amount(seconds=options.seconds or 10.0),
         rounds=options.rounds or (3 if len(options.url) > 1 else 1),
-        warmup=2 if options.warmup is None else options.warmup,
+        warmup=default_warmup(levels) if options.warmup is None else options.warmup,
         prompts=prompts,
         ask=Ask(
             output_tokens=options.output_tokens,
@@ -129,7 +139,7 @@ def run(arguments: list[str]) -> int:
     occasion = Occasion("serve", arguments)
     say = ProgressLine()
     try:
-        targets, rows = asyncio.run(measure(targets, plan, say))
+        targets, rows = run_async(measure(targets, plan, say))
     finally:
         say.clear()
     if options.json:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from server.bench.client import Ask, BenchError, Target
-from server.bench.console import ProgressLine, guarded
+from server.bench.console import ProgressLine, guarded, run_async
 from server.bench.load import Amount, Level
 from server.bench.machine import Occasion
 from server.bench.options import Parser, add_common, at_least
@@ -67,7 +65,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         levels=tuple(Level(concurrency=int(number)) for number in options.concurrency or CONCURRENCY),
         amount=Amount(requests=options.requests) if options.requests else Amount(seconds=options.seconds or SECONDS),
         rounds=options.rounds or 3,
-        warmup=8 if options.warmup is None else options.warmup,
+        warmup=16 if options.warmup is None else options.warmup,
         prompts=TextPrompts(kinds=options.kinds or tuple(KINDS), seed=options.seed, shared=options.shared_prefix),
         ask=Ask(output_tokens=options.output_tokens),
         seed=options.seed,
@@ -93,9 +91,9 @@ def targets_of(servers: Sequence[ServerProcess]) -> list[Target]:
     return [Target(label=server.label, url=server.url) for server in servers]
 
 
-def leave(*_: object) -> NoReturn:
+def leave(*_: object) -> None:
     """SIGTERM ends this command the way Ctrl-C does, servers and all."""
-    raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
 
 
 def run(arguments: list[str], command: Command) -> int:
@@ -108,7 +106,7 @@ def run(arguments: list[str], command: Command) -> int:
     try:
         with started(servers, seconds=options.start_timeout, say=say, command=command) as running:
             start_lines = {server.label: server.start_line for server in running}
-            targets, rows = asyncio.run(measure(targets_of(running), plan, say))
+            targets, rows = run_async(measure(targets_of(running), plan, say))
     finally:
         say.clear()
         signal.signal(signal.SIGTERM, before)
