@@ -16,7 +16,7 @@ TOLERANCE = 1e-3
 
 
 class Auditor:
-    """Audits one row every `interval` steps (0: never), when nothing of it is in flight and the pool has room.
+    """Audits one row every `interval` steps (0: never), when the pool has room for a second copy of its state.
 
     `worst` is the largest relative difference seen; a difference beyond `tolerance` counts as a mismatch.
     """
@@ -25,22 +25,28 @@ class Auditor:
         self._pool = pool
         self._runner = runner
         self._interval = interval
-        self._steps = 0
+        self._since = 0
+        self._turn = 0
         self.tolerance = max(TOLERANCE, tolerance(pool.kv.dtype))
         self.ok = 0
         self.mismatches = 0
         self.worst = 0.0
 
-    def after_step(self, batch: Batch) -> None:
-        """Called when a step has settled."""
-        if not self._interval:
+    @property
+    def due(self) -> bool:
+        """Whether the next settled step is to be audited: nothing may be in flight behind it."""
+        return 0 < self._interval <= self._since + 1
+
+    def after_step(self, batch: Batch, *, quiet: bool) -> None:
+        """Called when a step has settled; `quiet`: no other step is in flight."""
+        if not (self.due and quiet):
+            self._since += 1
             return
-        self._steps += 1
-        if self._steps % self._interval == 0:
-            row = batch.rows[(self._steps // self._interval) % len(batch.rows)]
-            lease = row.lease
-            if not (lease.closed or lease.closing or lease.in_flight or lease.computed == 0):
-                self.audit(row)
+        self._since = 0
+        rows = [row for row in batch.rows if row.live and row.lease.computed > 0]
+        if rows:
+            self._turn += 1
+            self.audit(rows[self._turn % len(rows)])
 
     def audit(self, row: Row) -> float | None:
         """The largest difference between the slot's state and the state of tokens[:computed] computed from nothing.

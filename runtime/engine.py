@@ -155,10 +155,8 @@ class Engine(EngineCore):
                 if isinstance(error, StateError) and not self.states.is_sound():
                     raise
                 deltas += self.scheduler.fail(batch, "The engine failed on this request.", time.monotonic())
-        while len(self._flights) > (self._lag if batch is not None else 0):
+        while self._flights and (batch is None or len(self._flights) > self._lag or self.auditor.due):
             deltas += self._settle(self._flights.popleft())
-            if batch is None:
-                break
         deltas += self.scheduler.take_ended()
         return deltas
 
@@ -213,7 +211,7 @@ class Engine(EngineCore):
         with self._timed("settle"):
             self.states.settle(flight.txn, outcome)
             deltas = self.scheduler.update(flight.txn.batch, outcome, time.monotonic())
-        self.auditor.after_step(flight.txn.batch)
+        self.auditor.after_step(flight.txn.batch, quiet=not self._flights)
         return deltas
 
     def _host_drafts(self, flight: _Flight, outcome: Outcome) -> Outcome:
