@@ -172,12 +172,12 @@ class Engine(EngineCore):
                 hidden, logits = self.runner.forward(txn, fb)
             with self._timed("judge"):
                 verdict = self._verifier.judge(fb, logits)
-            with self._timed("commit"):
+                self.runner.keep(fb, verdict)
+            with self._timed("commit"):  # from here on the step has happened; nothing behind it may fail the batch
                 self.states.commit(txn, verdict)
         except BaseException:
             self.states.abort_if_open(txn)
             raise
-        self.runner.keep(fb, verdict)
         self._serial += 1
         self._steps[batch.kind] += 1
         return _Flight(txn, fb, verdict, hidden, self._draft(txn, fb, hidden, verdict))
@@ -194,10 +194,8 @@ class Engine(EngineCore):
                 return None
             with self._timed("propose"):
                 drafts = self.proposer.propose(txn, fb, hidden, verdict, wanted)
-        except StateError:
-            raise
-        except Exception:  # noqa: BLE001 - a drafter can cost speed, never an answer: any draft is verified
-            self._note_draft_failure()
+        except Exception as error:  # noqa: BLE001 - see _note_draft_failure
+            self._note_draft_failure(error)
             return None
         self.runner.keep_drafts(fb, drafts.tokens)
         return drafts
@@ -222,10 +220,8 @@ class Engine(EngineCore):
         try:
             with self._timed("propose"):
                 drafts = self.proposer.propose(flight.txn, flight.fb, flight.hidden, flight.verdict, wanted)
-        except StateError:
-            raise
-        except Exception:  # noqa: BLE001 - as above
-            self._note_draft_failure()
+        except Exception as error:  # noqa: BLE001 - see _note_draft_failure
+            self._note_draft_failure(error)
             return outcome
         tokens = drafts.tokens.tolist()
         chosen = tuple(tuple(tokens[i][:count]) for i, count in enumerate(drafts.lengths))
@@ -240,6 +236,7 @@ class Engine(EngineCore):
             lease, seq = row.lease, row.seq
             if self._bound.get(lease.slot) == lease.serial:
                 continue
+            self._bound[lease.slot] = lease.serial
             self._sampling.bind(
                 lease.slot,
                 seq.request.sampling,
@@ -249,9 +246,11 @@ class Engine(EngineCore):
                 max_total=seq.max_total,
                 eos_ids=self._info.eos_ids,
             )
-            self._bound[lease.slot] = lease.serial
 
-    def _note_draft_failure(self) -> None:
+    def _note_draft_failure(self, error: Exception) -> None:
+        """A drafter can cost speed, never an answer, since any draft is verified; unless it upset the books."""
+        if isinstance(error, StateError) and not self.states.is_sound():
+            raise error
         self._draft_failures += 1
         if self._draft_failures & (self._draft_failures - 1) == 0:  # 1st, 2nd, 4th, 8th ... : loud once, never a flood
             log.exception("the proposer failed (%d times so far); its requests go on undrafted", self._draft_failures)
