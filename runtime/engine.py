@@ -29,6 +29,7 @@ from runtime.api import (
 from runtime.auditor import Auditor
 from runtime.outcome import read_back
 from runtime.plan import Batch, Outcome
+from runtime.queue import refuse_malformed
 from runtime.runner import ModelRunner
 from runtime.sampling.store import SamplingStore
 from runtime.scheduler import Scheduler
@@ -102,7 +103,8 @@ class Engine(EngineCore):
 
     def submit(self, request: Request) -> Accepted | Rejected:
         """Queues a request or says why not."""
-        return self.scheduler.add(request, time.monotonic())
+        malformed = refuse_malformed(request, self._info.vocab_size)
+        return malformed or self.scheduler.add(request, time.monotonic())
 
     def cancel(self, request_id: str, reason: CancelReason, keep: int) -> None:
         """Ends a request; its last delta comes with the next step."""

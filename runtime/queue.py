@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from runtime.api import MAX_DRAFTS, ConfigError, Rejected, RejectReason, Request
+from runtime.api import MAX_DRAFTS, MAX_LOGPROBS, ConfigError, Rejected, RejectReason, Request
+
+LARGEST = 2**62  # of any integer that goes to the device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,3 +59,38 @@ def refuse_unfit(request: Request, max_len: int) -> Rejected | None:
         message = f"This model's maximum context length is {max_len} tokens, but the prompt holds {num_prompt} tokens."
         return refusal(request, RejectReason.TOO_LONG, message, param="prompt", code="context_length_exceeded")
     return None
+
+
+def refuse_malformed(request: Request, vocab_size: int) -> Rejected | None:
+    """The answer to a request whose own numbers would break a step, and so its batch mates; None when they cannot."""
+    for param, message in _faults(request, vocab_size):
+        return refusal(request, RejectReason.INVALID, message, param=param)
+    return None
+
+
+def _faults(request: Request, vocab_size: int) -> Iterator[tuple[str, str]]:
+    sampling, ids = request.sampling, range(vocab_size)
+    if request.prompt and not (min(request.prompt) in ids and max(request.prompt) in ids):
+        yield "prompt", f"The prompt holds a token id outside this model's vocabulary of {vocab_size}."
+    for name, number in (("min_tokens", sampling.min_tokens), ("top_k", sampling.top_k)):
+        if not 0 <= number <= LARGEST:
+            yield name, f"{name} must be between 0 and {LARGEST}, not {number}."
+    if not 0.0 <= sampling.temperature < math.inf:
+        yield "temperature", f"temperature must be a number of at least 0, not {sampling.temperature}."
+    if not 0.0 < sampling.top_p <= 1.0:
+        yield "top_p", f"top_p must be above 0 and at most 1, not {sampling.top_p}."
+    if not 0.0 <= sampling.min_p <= 1.0:
+        yield "min_p", f"min_p must be between 0 and 1, not {sampling.min_p}."
+    if not 0.0 < sampling.repetition_penalty < math.inf:
+        yield "repetition_penalty", f"repetition_penalty must be above 0, not {sampling.repetition_penalty}."
+    for name, penalty in (
+        ("presence_penalty", sampling.presence_penalty),
+        ("frequency_penalty", sampling.frequency_penalty),
+    ):
+        if not math.isfinite(penalty):
+            yield name, f"{name} must be a finite number, not {penalty}."
+    for token, bias in sampling.logit_bias.items():
+        if token not in ids or not math.isfinite(bias):
+            yield "logit_bias", f"logit_bias must map ids below {vocab_size} to finite numbers, not {token} to {bias}."
+    if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MAX_LOGPROBS:
+        yield "logprobs", f"logprobs must be between 0 and {MAX_LOGPROBS}, not {sampling.logprobs}."
