@@ -22,6 +22,7 @@ from runtime.api import (
     EngineStats,
     ModelInfo,
     Rejected,
+    RejectReason,
     Request,
     RequestError,
     StateError,
@@ -132,14 +133,28 @@ class Engine(EngineCore):
     def generate(self, requests: Iterable[Request]) -> Iterator[Delta]:
         """Offline use: runs requests to their end and yields their deltas as they come.
 
-        Raises RequestError for one that is not accepted; nothing else must be driving this engine meanwhile.
+        Raises RequestError for one that cannot be served, and then takes all of them back, as it does when the caller
+        stops listening. Nothing else must be driving this engine meanwhile.
         """
-        for request in requests:
-            answer = self.submit(request)
-            if isinstance(answer, Rejected):
-                raise RequestError(answer.message, param=answer.param, code=answer.code)
-        while self.has_work:
-            yield from self.step()
+        coming, alive = deque(requests), set[str]()
+        try:
+            while coming or alive:
+                while coming:
+                    answer = self.submit(coming[0])
+                    if isinstance(answer, Rejected):
+                        if answer.reason is RejectReason.QUEUE_FULL and alive:
+                            break
+                        raise RequestError(answer.message, param=answer.param, code=answer.code)
+                    alive.add(coming.popleft().id)
+                for delta in self.step():
+                    if delta.finish is not None:
+                        alive.discard(delta.request_id)
+                    yield delta
+        finally:
+            for name in alive:
+                self.cancel(name, CancelReason.CLIENT_GONE, 0)
+            while alive and self.has_work:
+                self.step()
 
     # --- the step
 
