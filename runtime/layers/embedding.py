@@ -19,7 +19,7 @@ class Embedding:
 
     def look_up(self, tokens: torch.Tensor) -> torch.Tensor:
         """Maps tokens [T] -> [T, hidden] float32."""
-        found = functional.embedding(tokens, self.weight)
+        found = self.weight.index_select(0, tokens)
         return found if self._cast is None else found.float()
 
     def score(self, hidden: torch.Tensor) -> torch.Tensor:

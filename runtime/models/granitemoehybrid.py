@@ -87,7 +87,13 @@ class GraniteModel(HybridModel):
         self._rotary: Rotary | None = None
         if spec.attention_layers and config.text("position_embedding_type", NO_ROPE) == "rope":
             head_dim = _head_dim(config)
-            self._rotary = Rotary(rotary_dim(config, head_dim, 1.0), head_dim, rope_theta(config), place.device)
+            self._rotary = Rotary(
+                rotary_dim(config, head_dim, 1.0),
+                head_dim,
+                rope_theta(config),
+                num_positions=spec.max_position_embeddings,
+                device=place.device,
+            )
 
     @property
     def spec(self) -> ModelSpec:

@@ -15,7 +15,7 @@ from runtime.layers.embedding import Embedding
 from runtime.layers.gated_delta import GatedDeltaMixer
 from runtime.layers.linear import Linear, Part, Placement
 from runtime.layers.mlp import GatedMLP
-from runtime.layers.norm import RMSNorm
+from runtime.layers.norm import RMSNorm, centre_on_one, over_rms
 from runtime.layers.rotary import Angles, Rotary
 from runtime.loader import NameMap, Weight
 from runtime.models.base import Built, Family, HybridModel, MtpHead
@@ -79,7 +79,7 @@ class Qwen35Model(HybridModel):
         self._head = self.embedding
         if not spec.tie_word_embeddings:
             self._head = Embedding("lm_head", spec.vocab_size, hidden, place)
-        self.rotary = _rotary(config, place)
+        self.rotary = _rotary(config, spec.max_position_embeddings, place)
         self._layers = [
             DecoderLayer(f"model.layers.{i}", i, layer, config, place) for i, layer in enumerate(spec.layers)
         ]
@@ -125,8 +125,8 @@ class Qwen35Mtp(MtpHead):
         eps = config.number("rms_norm_eps", 1e-6)
         self._target = target
         self._fuse = Linear([Part("mtp.fc", hidden)], 2 * hidden, place)
-        self._norm_embedding = RMSNorm("mtp.pre_fc_norm_embedding", hidden, eps, place, zero_centred=True)
-        self._norm_hidden = RMSNorm("mtp.pre_fc_norm_hidden", hidden, eps, place, zero_centred=True)
+        self._before = place.vector(2 * hidden).view(2, hidden)
+        self._eps = eps
         self._norm = RMSNorm("mtp.norm", hidden, eps, place, zero_centred=True)
         self._layer = DecoderLayer("mtp.layers.0", 0, self.layers[0], config, place)
 
@@ -139,7 +139,8 @@ class Qwen35Mtp(MtpHead):
         self, next_tokens: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, ctx: StepContext
     ) -> torch.Tensor:
         """See `MtpHead.forward`."""
-        both = torch.cat((self._norm_embedding(self._target.embed(next_tokens)), self._norm_hidden(hidden)), dim=-1)
+        both = torch.stack((self._target.embed(next_tokens), hidden), dim=1)
+        both = (over_rms(both, self._eps) * self._before).view(hidden.shape[0], -1)
         return self._norm(self._layer(self._fuse(both), self._target.rotary(positions), ctx))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -148,10 +149,11 @@ class Qwen35Mtp(MtpHead):
 
     def weights(self) -> list[Weight]:
         """Where the checkpoint's tensors go."""
-        found = self._fuse.weights()
-        for norm in (self._norm_embedding, self._norm_hidden, self._norm):
-            found += norm.weights()
-        return found + self._layer.weights()
+        size = (self._before.shape[1],)
+        found = self._fuse.weights() + self._norm.weights() + self._layer.weights()
+        for name, row in (("embedding", self._before[0]), ("hidden", self._before[1])):
+            found.append(Weight(f"mtp.pre_fc_norm_{name}.weight", row, size, centre_on_one))
+        return found
 
 
 class Qwen35Family(Family):
@@ -228,12 +230,13 @@ def _layer_spec(text: ConfigFile, kind: LayerKind) -> LayerSpec:
     return LayerSpec(kind, recurrent=recurrent)
 
 
-def _rotary(text: ConfigFile, place: Placement) -> Rotary:
+def _rotary(text: ConfigFile, num_positions: int, place: Placement) -> Rotary:
     factor = text.positive("partial_rotary_factor", 0.25)
     if text.has("rope_parameters"):
         factor = text.section("rope_parameters").positive("partial_rotary_factor", factor)
     head_dim = text.integer("head_dim", 256)
-    return Rotary(rotary_dim(text, head_dim, factor), head_dim, rope_theta(text), place.device)
+    size = rotary_dim(text, head_dim, factor)
+    return Rotary(size, head_dim, rope_theta(text), num_positions=num_positions, device=place.device)
 
 
 def _check_mtp(text: ConfigFile) -> None:
