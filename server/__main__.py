@@ -10,6 +10,7 @@ from collections.abc import Callable
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("server.serve:main", "serve a model over the OpenAI API"),
     "bench": ("server.bench:main", "measure a running server or the engine"),
+    "support": ("server.support:main", "print what the engine can run: families, proposers, devices"),
 }
 
 

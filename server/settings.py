@@ -144,9 +144,14 @@ class Settings(BaseModel):
 
 
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What the engine process inherits: the same `runtime` wherever the command was typed, and no keys."""
+    """What the engine process inherits: the same `runtime` wherever the command was typed, and no keys.
+
+    Its compute threads sleep while they wait for each other. Spinning, OpenMP's default, makes a step twenty times
+    slower as soon as anything else wants the CPU; set OMP_WAIT_POLICY to have it back.
+    """
     root = str(Path(runtime.__path__[0]).parent)
     inherited = {name: value for name, value in environment.items() if name != ENV_PREFIX + "API_KEY"}
+    inherited.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if root not in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         earlier = inherited.get("PYTHONPATH")
         inherited["PYTHONPATH"] = root + os.pathsep + earlier if earlier else root

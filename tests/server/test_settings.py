@@ -116,5 +116,7 @@ def test_the_engine_process_finds_the_runtime_and_no_keys() -> None:
     inherited = module.worker_environment({"LOCKSTEP_API_KEY": "secret", "PYTHONPATH": "/x", "HOME": "/root"})
     assert "secret" not in inherited.values()
     assert inherited["HOME"] == "/root"
+    assert inherited["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert module.worker_environment({"OMP_WAIT_POLICY": "ACTIVE"})["OMP_WAIT_POLICY"] == "ACTIVE"
     root = str(Path(module.__file__).parents[1])
     assert inherited["PYTHONPATH"].split(":") == [root, "/x"]
