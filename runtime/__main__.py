@@ -14,7 +14,14 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     work = commands.add_parser("worker", help="serve one front end over a socket")
     work.add_argument("--fd", type=int, required=True, help="an inherited, connected socket")
-    arguments = parser.parse_args()
+    commands.add_parser("support", help="print what works with what", add_help=False)
+    arguments, rest = parser.parse_known_args()
+    if arguments.command == "support":
+        from runtime import support
+
+        return support.main(rest)
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return worker.main(arguments.fd)
 
 
