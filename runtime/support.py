@@ -65,7 +65,7 @@ INTRO = f"""\
 Found by building every combination from the registries at a tiny size. What is refused here is refused at start, with
 the same sentence. *yes* covers both values of `--speculative-attention-mode`, and K from 0 to {MAX_DRAFTS}.
 
-`--dtype` takes {", ".join(f"`{name}`" for name in DTYPES)}: the type of weights and KV cache. Recurrent state is float32
+`--dtype` is the type of weights and KV cache: {", ".join(f"`{name}`" for name in DTYPES)}. Recurrent state is float32
 with each of them (docs/adr/0008-float32-state.md)."""
 
 REFUSED = """\

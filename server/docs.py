@@ -128,7 +128,10 @@ def values_of(name: str, field: FieldInfo) -> str:
         return ", ".join(code(str(choice)) for choice in get_args(field.annotation))
     if name == "speculative":
         return "`none`, `auto`, `METHOD:K`"
-    kind = {int: "whole number", float: "number", str: "text"}.get(field.annotation or str, "text, repeatable")
+    kind = "text, repeatable"
+    for plain, words in ((int, "whole number"), (float, "number"), (str, "text")):
+        if field.annotation is plain:
+            kind = words
     limits = []
     for limit in field.metadata:
         match limit:
