@@ -1,0 +1,1 @@
+"""The real server, as a process, on the embedded model."""
