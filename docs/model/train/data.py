@@ -55,6 +55,11 @@ LONG_MIX = {
     "list": 2,
     "chat": 4,
 }
+#: what is still wrong most often comes more often later: (from this chunk on, new weights)
+LATER: list[tuple[int, dict[str, int]]] = [
+    (50, {"context": 40, "say": 6}),
+    (92, {"math": 12, "fact": 8, "list": 4}),
+]
 SYSTEM_TEXTS = [
     "You are a helpful assistant.",
     "You are a helpful assistant.",
@@ -145,10 +150,10 @@ def with_distractors(rng: random.Random, tools: list[dict[str, object]]) -> list
     return found
 
 
-def short_chat(words: Words) -> Document:
+def short_chat(words: Words, changes: dict[str, int]) -> Document:
     """One exchange, sometimes followed by a second."""
     rng = words.rng
-    kind = weighted(rng, MIX)
+    kind = weighted(rng, MIX | changes)
     first = KINDS[kind](words)
     document = Document([first], system_text(rng, 0.15))
     if kind == "tool":
@@ -168,13 +173,13 @@ def short_chat(words: Words) -> Document:
     return document
 
 
-def long_chat(words: Words) -> Document:
+def long_chat(words: Words, changes: dict[str, int]) -> Document:
     """Several exchanges; sometimes something told early is asked for late, or tools are used."""
     rng = words.rng
     document = Document(system=system_text(rng, 0.2))
     count = min(rng.randrange(2, 14), rng.randrange(3, 16))
     allowed: list[str] = []
-    mix = dict(LONG_MIX)
+    mix = LONG_MIX | changes
     if rng.random() < 0.35:
         allowed = rng.sample(list(TOOLS), rng.randrange(1, 4))
         document.tools = [TOOLS[name] for name in allowed]
@@ -212,21 +217,25 @@ def remember(words: Words, document: Document) -> None:
     document.exchanges.insert(at, Exchange("remember", asked))
 
 
-def document(words: Words, long_share: float) -> Document:
-    """One document of the mix."""
+def document(words: Words, long_share: float, changes: dict[str, int] | None = None) -> Document:
+    """One document of the mix, some of whose weights may be changed."""
     rng = words.rng
     if rng.random() < 0.04:
         _, tale = story_request(words)
         return Document(text=plain_text(words, tale))
-    return long_chat(words) if rng.random() < long_share else short_chat(words)
+    return (long_chat if rng.random() < long_share else short_chat)(words, changes or {})
 
 
 def chunk(seed: int, rank: int, index: int) -> Iterator[Document]:
     """The documents of one chunk of one process's stream."""
     words = Words(random.Random(f"{seed}/{rank}/{index}"))
     long_share = LONG_SHARE if index >= LONG_FROM_CHUNK else 0.0
+    changes: dict[str, int] = {}
+    for begin, weights in LATER:
+        if index >= begin:
+            changes |= weights
     for _ in range(CHUNK_DOCUMENTS):
-        yield document(words, long_share)
+        yield document(words, long_share, changes)
 
 
 def questions(made: Exchange) -> Iterator[tuple[str, ...]]:

@@ -78,7 +78,8 @@ def seen_questions(path: Path) -> set[int]:
     seen: set[int] = set()
     for stage in ("trunk", "mtp"):
         for rank in range(run["processes"]):
-            for index in range(run[stage]["chunks"] + 2):  # another may be ahead
+            first = run[stage].get("first", 0)
+            for index in range(first, run[stage]["chunks"] + 2):  # another may be ahead
                 for document in data.chunk(run[stage]["seed"], rank, index):
                     for made in document.exchanges:
                         seen.update(hash(question) for question in data.questions(made))

@@ -21,6 +21,7 @@ from .stream import Encoder, batches
 from .train import average_gradients, join, launch, parser
 
 DEPTH_WEIGHTS = (1.0, 0.7, 0.5)
+FIRST_CHUNK = 100  # the full mix, with long chats
 
 
 def draft_losses(model: Model, ids: Tensor, weights: Tensor) -> Tensor:
@@ -54,7 +55,8 @@ def work(rank: int, args: argparse.Namespace) -> None:
     optims = optimisers(named, args.lr)
     begun, last = time.time(), 0
     mean = torch.zeros(len(DEPTH_WEIGHTS), device=args.device)
-    for step, batch in enumerate(batches(encoder, args.seed, rank, args.tokens), 1):
+    stream = batches(encoder, args.seed, rank, args.tokens, first=FIRST_CHUNK)
+    for step, batch in enumerate(stream, 1):
         last = batch[2]
         set_rate(optims, schedule(step - 1, args.steps))
         losses = draft_losses(model, batch[0].to(args.device), batch[1].to(args.device))
@@ -72,7 +74,7 @@ def work(rank: int, args: argparse.Namespace) -> None:
         if step >= args.steps:
             break
     if rank == 0:
-        record = {"seed": args.seed, "steps": args.steps, "chunks": last + 1}
+        record = {"seed": args.seed, "steps": args.steps, "first": FIRST_CHUNK, "chunks": last + 1}
         torch.save(
             {
                 "model": model.state_dict(),

@@ -96,10 +96,13 @@ def padded(length: int) -> int:
 
 
 def batches(
-    encoder: Encoder, seed: int, rank: int, budget: int, skip: int = 0
+    encoder: Encoder, seed: int, rank: int, budget: int, skip: int = 0, first: int = 0
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Endless (ids [B, T+1], weights [B, T+1], chunk) after the first `skip`; B x T <= `budget`."""
-    index = 0
+    """Endless (ids [B, T+1], weights [B, T+1], chunk), B x T <= `budget`.
+
+    It begins with chunk `first`, and leaves out `skip` batches.
+    """
+    index = first
     while True:
         rng = random.Random(f"order/{seed}/{rank}/{index}")
         ordered = sorted(
