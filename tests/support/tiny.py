@@ -87,6 +87,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen-ungrouped": ("qwen", {"linear_num_key_heads": 4, "num_key_value_heads": 4}),
     "qwen-one-group": ("qwen", {"linear_num_key_heads": 1, "num_key_value_heads": 1, "linear_conv_kernel_dim": 3}),
     "qwen-untied-bias": ("qwen", {"tie_word_embeddings": False, "attention_bias": True}),
+    "qwen-long-context": ("qwen", {"layer_types": [FULL, LINEAR], "max_position_embeddings": 1 << 20}),
     "granite": ("granite", {}),
     "granite-attention-first": ("granite", {"layer_types": [FULL, LINEAR]}),
     "granite-all-mamba": ("granite", {"layer_types": [LINEAR, LINEAR]}),
