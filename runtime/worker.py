@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import selectors
@@ -40,10 +41,14 @@ HEARTBEAT_SECONDS = 0.25
 _decoder = msgspec.msgpack.Decoder(ToEngine)
 
 
+class ProtocolError(Exception):
+    """The server sent something that is no message, or not at this moment."""
+
+
 class Channel:
     """Frames over a socket. Sending never waits: what the peer has not taken stays here, in order.
 
-    `receive` raises EOFError when the peer is gone, ValueError on a frame that is too long or not a known message.
+    `receive` raises EOFError when the peer is gone, ProtocolError on a frame that is too long or no known message.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -53,6 +58,11 @@ class Channel:
         self._out = bytearray()
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that the peer has not taken yet."""
+        return len(self._out)
 
     def send(self, message: ToServer) -> None:
         """Queues a message and writes what the socket takes now."""
@@ -72,9 +82,11 @@ class Channel:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
         self._selector.modify(self._sock, events)
 
-    def receive(self, timeout: float) -> list[ToEngine]:
-        """All messages that are there; waits up to `timeout` seconds for the first."""
-        messages = self._complete()
+    def receive(self, timeout: float, limit: int | None = None) -> list[ToEngine]:
+        """All messages that are there, at most `limit`; waits up to `timeout` seconds for the first."""
+        messages = self._complete(limit)
+        if len(messages) == limit:
+            return messages
         if messages:
             timeout = 0.0
         deadline = time.monotonic() + timeout
@@ -82,7 +94,7 @@ class Channel:
             if self._out:
                 self.flush()
             if self._read():
-                messages += self._complete()
+                messages += self._complete(limit)
             if messages or time.monotonic() >= deadline:
                 break
         return messages
@@ -110,16 +122,19 @@ class Channel:
         self._in += data
         return True
 
-    def _complete(self) -> list[ToEngine]:
+    def _complete(self, limit: int | None) -> list[ToEngine]:
         messages: list[ToEngine] = []
-        while len(self._in) >= FRAME_HEADER.size:
+        while len(self._in) >= FRAME_HEADER.size and len(messages) != limit:
             (length,) = FRAME_HEADER.unpack_from(self._in)
             if length > MAX_FRAME_BYTES:
-                raise ValueError(f"a frame of {length} bytes")
+                raise ProtocolError(f"the server sent a frame of {length} bytes, more than {MAX_FRAME_BYTES}")
             end = FRAME_HEADER.size + length
             if len(self._in) < end:
                 break
-            messages.append(_decoder.decode(bytes(self._in[FRAME_HEADER.size : end])))
+            try:
+                messages.append(_decoder.decode(bytes(self._in[FRAME_HEADER.size : end])))
+            except msgspec.MsgspecError as error:
+                raise ProtocolError(f"the server sent a frame that is no message: {error}") from error
             del self._in[:end]
         return messages
 
@@ -128,7 +143,8 @@ def serve(channel: Channel, engine: EngineCore) -> None:
     """Steps until Shutdown or until the server is gone."""
     while True:
         answers: list[Accepted | Rejected] = []
-        for message in channel.receive(0.0 if engine.has_work else HEARTBEAT_SECONDS):
+        busy = engine.has_work
+        for message in channel.receive(0.0 if busy else HEARTBEAT_SECONDS):
             match message:
                 case Submit(request):
                     answers.append(engine.submit(request))
@@ -137,9 +153,11 @@ def serve(channel: Channel, engine: EngineCore) -> None:
                 case Shutdown():
                     return
                 case Start():
-                    raise ValueError("a second start message")
+                    raise ProtocolError("the server sent a second start message")
+        busy = busy or engine.has_work
         deltas: Seq[Delta] = engine.step() if engine.has_work else ()
-        channel.send(Report(tuple(answers), tuple(deltas), engine.stats()))
+        if busy or answers or not channel.backlog:  # a heartbeat behind unread messages would say nothing new
+            channel.send(Report(tuple(answers), tuple(deltas), engine.stats()))
 
 
 def main(fd: int) -> int:
@@ -151,6 +169,10 @@ def main(fd: int) -> int:
         return _run(channel)
     except EOFError:
         return 0
+    except ProtocolError as error:
+        with contextlib.suppress(EOFError):
+            channel.send(Fatal(f"the engine stopped: {error}"))
+        return 1
     finally:
         channel.close()
 
@@ -168,6 +190,8 @@ def _run(channel: Channel) -> int:
     except (ConfigError, CapabilityError) as error:
         channel.send(Fatal(str(error), config=True))
         return 2
+    except EOFError:
+        raise
     except Exception as error:
         log.exception("the engine cannot start")
         channel.send(Fatal(f"the engine cannot start: {error}"))
@@ -176,7 +200,7 @@ def _run(channel: Channel) -> int:
     channel.send(Ready(info))
     try:
         serve(channel, engine)
-    except EOFError:
+    except (EOFError, ProtocolError):
         raise
     except Exception as error:
         log.exception("the engine cannot go on")
@@ -187,9 +211,9 @@ def _run(channel: Channel) -> int:
 
 def _first(channel: Channel) -> Start:
     while True:
-        for message in channel.receive(60.0):
+        for message in channel.receive(60.0, limit=1):
             if not isinstance(message, Start):
-                raise TypeError(f"expected start, got {type(message).__name__}")
+                raise ProtocolError(f"the server sent {type(message).__name__} where start was expected")
             return message
         if os.getppid() == 1:
             raise EOFError("the server is gone")
