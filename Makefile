@@ -6,7 +6,7 @@ PORT ?= 8000
 ARGS ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: serve test sweep lint types imports check format bench clean
+.PHONY: serve test sweep lint types imports check format docs bench clean
 
 serve: $(VENV)/.serve ## start the server on the embedded model
 	$(BIN)/lockstep serve --port $(PORT) $(ARGS)
@@ -32,6 +32,10 @@ check: test lint types imports ## all that CI runs
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.serve ## regenerate the pages that are made from code
+	$(BIN)/python -m server.docs
+	$(BIN)/lockstep support --markdown > docs/support.md
 
 bench: $(VENV)/.serve ## speculation against none, side by side, on the embedded model
 	$(BIN)/lockstep bench speculation $(ARGS)
