@@ -51,15 +51,15 @@ def make(shape: Shape, *, tree: bool = False, seed: int = 0, device: str = "cpu"
     source = generator(seed)
     n, T, C, W = shape.n, shape.T, shape.C, shape.W
 
-    def normal(*size: int) -> torch.Tensor:
+    def normal(size: tuple[int, ...]) -> torch.Tensor:
         return torch.randn(size, generator=source).to(device)
 
     parents = random_parents(n, T, source) if tree else None
     return Case(
-        x=normal(n, T, C),
-        window=normal(n, C, W - 1),
-        weight=normal(C, W),
-        bias=normal(C) if shape.bias else None,
+        x=normal((n, T, C)),
+        window=normal((n, C, W - 1)),
+        weight=normal((C, W)),
+        bias=normal((C,)) if shape.bias else None,
         parents=None if parents is None else parents.to(device),
         path=torch.arange(T, device=device).repeat(n, 1),
         count=random_lengths(n, T, source).to(device),

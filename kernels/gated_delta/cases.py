@@ -53,19 +53,19 @@ def make(shape: Shape, *, tree: bool = False, padded: bool = True, seed: int = 0
     source = generator(seed)
     n, T, Hv, V, Hk, K = shape.n, shape.T, shape.Hv, shape.V, shape.Hk, shape.K
 
-    def normal(*size: int) -> torch.Tensor:
+    def normal(size: tuple[int, ...]) -> torch.Tensor:
         return torch.randn(size, generator=source)
 
     lengths = random_lengths(n, T, source) if padded else torch.full((n,), T)
     real = (torch.arange(T) < lengths[:, None])[:, :, None]
     parents = random_parents(n, T, source) if tree else None
     return Case(
-        q=normal(n, T, Hk, K).to(device),
-        k=(normal(n, T, Hk, K) + normal(n, 1, Hk, K)).to(device),
-        v=normal(n, T, Hv, V).to(device),
-        g=(-torch.exp(normal(n, T, Hv) * 2 - 2) * real).to(device),
-        beta=(torch.sigmoid(normal(n, T, Hv) * 2) * real).to(device),
-        state=normal(n, Hv, V, K).to(device),
+        q=normal((n, T, Hk, K)).to(device),
+        k=(normal((n, T, Hk, K)) + normal((n, 1, Hk, K))).to(device),
+        v=normal((n, T, Hv, V)).to(device),
+        g=(-torch.exp(normal((n, T, Hv)) * 2 - 2) * real).to(device),
+        beta=(torch.sigmoid(normal((n, T, Hv)) * 2) * real).to(device),
+        state=normal((n, Hv, V, K)).to(device),
         parents=None if parents is None else parents.to(device),
         lengths=lengths.to(device),
     )

@@ -54,20 +54,20 @@ def make(shape: Shape, *, tree: bool = False, padded: bool = True, seed: int = 0
     source = generator(seed)
     n, T, H, P, G, N = shape.n, shape.T, shape.H, shape.P, shape.G, shape.N
 
-    def normal(*size: int) -> torch.Tensor:
+    def normal(size: tuple[int, ...]) -> torch.Tensor:
         return torch.randn(size, generator=source)
 
     lengths = random_lengths(n, T, source) if padded else torch.full((n,), T)
     real = (torch.arange(T) < lengths[:, None])[:, :, None]
     parents = random_parents(n, T, source) if tree else None
     return Case(
-        x=normal(n, T, H, P).to(device),
-        dt=(torch.exp(normal(n, T, H) * 2 - 2) * real).to(device),
-        A=-torch.exp(normal(H)).to(device),
-        B=normal(n, T, G, N).to(device),
-        C=normal(n, T, G, N).to(device),
-        D=normal(H).to(device),
-        state=normal(n, H, P, N).to(device),
+        x=normal((n, T, H, P)).to(device),
+        dt=(torch.exp(normal((n, T, H)) * 2 - 2) * real).to(device),
+        A=-torch.exp(normal((H,))).to(device),
+        B=normal((n, T, G, N)).to(device),
+        C=normal((n, T, G, N)).to(device),
+        D=normal((H,)).to(device),
+        state=normal((n, H, P, N)).to(device),
         parents=None if parents is None else parents.to(device),
         lengths=lengths.to(device),
     )

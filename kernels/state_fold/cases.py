@@ -50,17 +50,17 @@ def make(shape: Shape, *, seed: int = 0, device: str = "cpu") -> Case:
     source = generator(seed)
     n, T, P = shape.n, shape.T, shape.P
 
-    def normal(*size: int) -> torch.Tensor:
+    def normal(size: tuple[int, ...]) -> torch.Tensor:
         return torch.randn(size, generator=source).to(device)
 
     count = random_lengths(n, P, source)
     path = torch.rand(n, T, generator=source).argsort(1)[:, :P].sort(1).values
     path = path.masked_fill(torch.arange(P) >= count[:, None], -7)
     return Case(
-        state=normal(n, shape.H, shape.V, shape.K),
-        log_decay=-torch.exp(normal(n, T, shape.H) * 2 - 2),
-        u=normal(n, T, shape.H, shape.V),
-        k=normal(n, T, shape.G, shape.K),
+        state=normal((n, shape.H, shape.V, shape.K)),
+        log_decay=-torch.exp(normal((n, T, shape.H)) * 2 - 2),
+        u=normal((n, T, shape.H, shape.V)),
+        k=normal((n, T, shape.G, shape.K)),
         path=path.to(device),
         count=count.to(device),
     )

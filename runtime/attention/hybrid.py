@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from collections.abc import Sequence as Seq
+from inspect import signature
 
 import torch
 
@@ -96,9 +97,14 @@ class HybridAttnBackend(AttentionBackend):
 
 
 def require_complete(backend: type) -> None:
-    """Raises CapabilityError naming the class and what it lacks, unless it implements the whole protocol."""
+    """Raises CapabilityError naming the class and what it lacks, unless it implements the protocol as declared."""
     if AttentionBackend not in backend.__mro__:
         raise CapabilityError(f"{backend.__name__} is no AttentionBackend: it must subclass the protocol")
     missing = sorted(backend.__abstractmethods__) if isinstance(backend, ABCMeta) else []
     if missing:
         raise CapabilityError(f"attention backend {backend.__name__} lacks {', '.join(missing)}; it cannot start")
+    for name in sorted(AttentionBackend.__abstractmethods__):
+        method = next(vars(each)[name] for each in backend.__mro__ if name in vars(each))
+        wanted = list(signature(vars(AttentionBackend)[name]).parameters)
+        if not callable(method) or list(signature(method).parameters) != wanted:
+            raise CapabilityError(f"attention backend {backend.__name__}: {name} must take ({', '.join(wanted)})")

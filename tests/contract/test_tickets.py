@@ -130,7 +130,7 @@ def test_commit_once(hand: Hand) -> None:
         use(hand, txn)
     assert_same(before, picture(hand, held))
     hand.settle(txn, [2])
-    with pytest.raises(StateError, match="settled|not committed"):
+    with pytest.raises(StateError, match=r"settled|not committed"):
         hand.settle(txn, [2])
     assert held.lease.computed == 7
 
@@ -162,10 +162,10 @@ def test_stale_and_foreign_steps(hand: Hand) -> None:
             use(hand, wrong, 2)
         tickets = txn.tickets
         txn.tickets = wrong.tickets
-        with pytest.raises(StateError, match="ticket of step|does not run"):
+        with pytest.raises(StateError, match=r"ticket of step|does not run"):
             hand.commit(txn, [2])
         txn.tickets = (replace(wrong.tickets[0], serial=txn.serial),)
-        with pytest.raises(StateError, match="too late|does not run"):
+        with pytest.raises(StateError, match=r"too late|does not run"):
             hand.commit(txn, [2])
         txn.tickets = tickets
         assert_same(before, picture(hand, held))

@@ -39,7 +39,7 @@ def test_all_patterns_in_one_batch(halves: tuple[str, str], mode: str, name: str
     forget(engine)
 
 
-@pytest.mark.parametrize(("mode", "name"), zip(MODES, MODELS, strict=True))
+@pytest.mark.parametrize(("mode", "name"), list(zip(MODES, MODELS, strict=True)))
 @pytest.mark.parametrize("halves", PAIRS, ids="-".join)
 def test_all_patterns_with_a_step_in_flight(halves: tuple[str, str], mode: str, name: str) -> None:
     """Settle lag 1: the next step begins before the host has seen this one. Each request keeps its draft length."""

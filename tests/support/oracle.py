@@ -14,6 +14,8 @@ import torch
 
 from runtime.engine import Engine
 from runtime.plan import Sequence as Running
+from runtime.plan import StateLease
+from runtime.state.pool import StatePool
 from tests.support.engines import directory
 from tests.support.ref import Ref
 
@@ -82,14 +84,39 @@ def _expected(exact: Tensor, rough: Tensor) -> Expected:
 
 
 @dataclass(frozen=True)
-class _Look:
-    """One request after one step: states at the device's length, KV of the settled one."""
+class Look:
+    """What the pool held of one lease after one step: states at the device's length, KV of the settled one."""
 
-    seq: Running
     length: int
     states: dict[int, tuple[Tensor, Tensor]]
     computed: int
     kv: dict[int, tuple[Tensor, Tensor]]
+
+
+def look_at(states: StatePool, lease: StateLease) -> Look:
+    """Copies of everything."""
+    kv = {layer: states.peek_kv(lease, layer) for layer in states.kv.keys}
+    return Look(int(states.lengths[lease.slot]), states.peek(lease.slot), lease.computed, kv)
+
+
+def check(name: str, tokens: Sequence[int], looks: Sequence[Look], label: str = "") -> int:
+    """Compares looks at a lease of model `name` with REF's states and KV of tokens[:length]; how many tensors."""
+    expected, lengths, count = truth(name, tuple(tokens)), [look.length for look in looks], 0
+    for (layer, part), each in expected.states.items():
+        excess = each.at(lengths, torch.stack([look.states[layer][part] for look in looks]))
+        worst = int(excess.argmax())
+        assert excess[worst] <= 0, f"{label}: layer {layer} part {part} after {lengths[worst]} tokens"
+        count += len(looks)
+    for look in looks:
+        assert look.length >= look.computed
+        for (layer, part), each in expected.kv.items():
+            found = look.kv[layer][part]
+            assert found.shape[0] == look.computed
+            if look.computed:
+                error = (found.double() - each.exact[: look.computed]).abs().max()
+                assert error <= each.allowed[look.computed], f"{label}: KV of layer {layer}, {look.computed} tokens"
+                count += 1
+    return count
 
 
 class Watch:
@@ -98,46 +125,20 @@ class Watch:
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine = engine
         self._name = name
-        self._looks: list[_Look] = []
+        self._looks: dict[Running, list[Look]] = {}
         self.num_checked = 0
 
     def look(self) -> None:
-        states = self._engine.states
         for seq in self._engine.scheduler._running:
-            lease = seq.lease
-            if lease is None or lease.bound == 0:
-                continue
-            kv = {layer: states.peek_kv(lease, layer) for layer in states.kv.keys}
-            length = int(states.lengths[lease.slot])
-            self._looks.append(_Look(seq, length, states.peek(lease.slot), lease.computed, kv))
+            if seq.lease is not None and seq.lease.bound:
+                self._looks.setdefault(seq, []).append(look_at(self._engine.states, seq.lease))
 
     def check(self) -> None:
         """Compares everything seen so far, with the texts as they are now. Looks beyond an ended text are dropped."""
-        looks: dict[Running, list[_Look]] = {}
-        for look in self._looks:
-            if look.length <= len(look.seq.tokens):
-                looks.setdefault(look.seq, []).append(look)
-        for seq, mine in looks.items():
-            self._check(seq, mine)
+        for seq, looks in self._looks.items():
+            mine = [look for look in looks if look.length <= len(seq.tokens)]
+            self.num_checked += check(self._name, seq.tokens, mine, seq.request.id)
         self._looks.clear()
-
-    def _check(self, seq: Running, looks: list[_Look]) -> None:
-        expected = truth(self._name, tuple(seq.tokens))
-        lengths = [look.length for look in looks]
-        for (layer, part), each in expected.states.items():
-            found = torch.stack([look.states[layer][part] for look in looks])
-            excess = each.at(lengths, found)
-            worst = int(excess.argmax())
-            assert excess[worst] <= 0, f"{seq.request.id}: layer {layer} part {part} after {lengths[worst]} tokens"
-            self.num_checked += len(looks)
-        for look in looks:
-            assert look.length >= look.computed
-            for (layer, part), each in expected.kv.items():
-                found = look.kv[layer][part]
-                assert found.shape[0] == look.computed
-                if look.computed:
-                    error = (found.double() - each.exact[: look.computed]).abs().max()
-                    assert error <= each.allowed[look.computed], f"{seq.request.id}: KV of layer {layer}: {error}"
 
 
 def assert_greedy(name: str, prompt: Sequence[int], output: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Steps by hand: leases, rows and verdicts of one's own choosing, through the same begin, forward, commit and settle."""
+"""Steps by hand: leases, rows and verdicts of one's own choosing, through the pool's own begin, commit and settle."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from runtime.state.ledger import Shortage
 from runtime.state.pool import StateTxn
 from runtime.step import StepPart, Verdict
 from tests.support.engines import greedy
+from tests.support.oracle import Look, look_at
 
 PREFILL, DECODE, VERIFY = RowKind.PREFILL, RowKind.DECODE, RowKind.VERIFY
 
@@ -100,6 +101,10 @@ class Hand:
         for feed, count, path in zip(feeds, counts, taken, strict=True):
             feed.held.tokens += [feed.tokens[node] for node in path[:count]]
         return logits
+
+    def look(self, held: Held) -> Look:
+        """What the pool holds of a lease with nothing in flight."""
+        return look_at(self.pool, held.lease)
 
     def close(self) -> None:
         """Drops the open step and what was never settled, and gives every lease back that is still open."""
