@@ -17,7 +17,7 @@ import httpx
 import server
 from server.bench.client import BenchError
 
-END_SECONDS = 10.0
+END_SECONDS = 20.0
 POLL_SECONDS = 0.05
 READY = "ready in"
 
