@@ -98,7 +98,8 @@ class ProcessLink(EngineLink):
                     case Report():
                         pass
         except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError) as error:
-            raise StartError(f"The engine process ended during start-up{self._exit_note()}.", config=False) from error
+            note = await self._exit_note()
+            raise StartError(f"The engine process ended during start-up{note}.", config=False) from error
         self._board.touch()
         self._tasks = [asyncio.create_task(self._listen(reader)), asyncio.create_task(self._watch())]
         return info
@@ -183,8 +184,8 @@ class ProcessLink(EngineLink):
                         self._board.touch()
         except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
             pass
-        _log.error("engine process is gone%s", self._exit_note())
         self._board.fail("The engine stopped unexpectedly.")
+        _log.error("engine process is gone%s", await self._exit_note())
 
     async def _watch(self) -> None:
         """Declares a silent engine dead: a stopped process or an endless step must not look healthy."""
@@ -195,9 +196,9 @@ class ProcessLink(EngineLink):
                 self._board.fail("The engine made no progress.")
                 self._process.kill()
 
-    def _exit_note(self) -> str:
+    async def _exit_note(self) -> str:
         try:
-            code = self._process.wait(0.5)
+            code = await asyncio.to_thread(self._process.wait, CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             return ""
         return f" (exit code {code})"

@@ -3,12 +3,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from server.prompt import PromptEncoder
 from server.settings import embedded_model_dir
 from server.tokenizer import TextTokenizer
 from tests.server.live import LiveServer, live
+
+# A busy machine is not a failure; a test that hangs meets pytest's own timeout.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

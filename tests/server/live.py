@@ -23,6 +23,7 @@ from tests.support.fake_engine import FakeEngine
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+PATIENCE = 60.0  # seconds for what takes milliseconds on a machine that is not busy with something else
 
 
 class LiveServer:
@@ -40,15 +41,15 @@ class LiveServer:
 
     def __enter__(self) -> LiveServer:
         self._thread.start()
-        assert self._ready.wait(20)
-        self.http = httpx.Client(base_url=self.url, timeout=20)
+        assert self._ready.wait(PATIENCE)
+        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.http.close()
         self.engine.release()
         self._loop.call_soon_threadsafe(self._stop)
-        self._thread.join(20)
+        self._thread.join(PATIENCE)
         self.listener.close()
 
     def _stop(self) -> None:
@@ -77,7 +78,7 @@ class LiveServer:
             done.set()
 
         self._loop.call_soon_threadsafe(run)
-        assert done.wait(5)
+        assert done.wait(PATIENCE)
 
     def chat(self, content: str = "Hello there", **fields: Any) -> httpx.Response:
         return self.http.post(CHAT, json={"messages": [{"role": "user", "content": content}], **fields})
@@ -99,7 +100,7 @@ class LiveServer:
 
     def raw(self, data: bytes) -> bytes:
         """Sends bytes and reads until the server closes."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as connection:
             connection.sendall(data)
             received = b""
             with contextlib.suppress(ConnectionResetError):
@@ -119,7 +120,7 @@ def parse_sse(text: str) -> list[dict[str, Any]]:
     return [json.loads(frame.removeprefix("data: ")) for frame in frames[:-1]]
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
     """Polls what has no event to wait for."""
     deadline = time.monotonic() + seconds
     while not condition():

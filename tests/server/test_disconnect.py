@@ -1,4 +1,7 @@
-"""A client that leaves takes its request with it, within a second, streaming or not."""
+"""A client that leaves takes its request with it, streaming or not.
+
+The engine is frozen meanwhile, so nothing but the disconnect can end the request; there is no polling to wait for.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,19 @@ import json
 import socket
 import struct
 import threading
-import time
 from typing import Any
 
 import pytest
 
 from runtime.api import CancelReason
 from server.link import UnavailableError
-from tests.server.live import CHAT, COMPLETIONS, LiveServer, live, parse_sse, wait_until
+from tests.server.live import CHAT, COMPLETIONS, PATIENCE, LiveServer, live, parse_sse, wait_until
 from tests.support.fake_engine import FakeEngine
 
 
 def send(server: LiveServer, body: dict[str, Any]) -> socket.socket:
     data = json.dumps({"prompt": [5] * 20, "ignore_eos": True, "max_tokens": 2000} | body).encode()
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
     connection.sendall(
         b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         b"content-length: %d\r\n\r\n%s" % (len(data), data)
@@ -44,10 +46,8 @@ def test_a_client_that_leaves_frees_the_engine(stream: bool, how: str) -> None:
         if how == "reset":
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
-        left = time.monotonic()
-        assert engine.cancelled.wait(1.0)
-        wait_until(lambda: gone(server), 1.0)
-        assert time.monotonic() - left < 1.0
+        assert engine.cancelled.wait(PATIENCE)
+        wait_until(lambda: gone(server))
         ((_, reason, keep),) = engine.cancels
         assert reason is CancelReason.CLIENT_GONE
         assert keep <= 12
@@ -62,8 +62,8 @@ def test_a_client_that_leaves_the_queue(server: LiveServer) -> None:
     connection = send(server, {})
     wait_until(lambda: bool(server.engine.requests))
     connection.close()
-    assert server.engine.cancelled.wait(1.0)
-    wait_until(lambda: gone(server), 1.0)
+    assert server.engine.cancelled.wait(PATIENCE)
+    wait_until(lambda: gone(server))
 
 
 def test_a_client_that_leaves_takes_every_choice(server: LiveServer) -> None:
@@ -71,7 +71,7 @@ def test_a_client_that_leaves_takes_every_choice(server: LiveServer) -> None:
     connection = send(server, {"n": 3})
     wait_until(lambda: len(server.engine.requests) == 3)
     connection.close()
-    wait_until(lambda: gone(server), 1.0)
+    wait_until(lambda: gone(server))
     assert len(server.engine.cancels) == 3
 
 
@@ -115,7 +115,7 @@ def test_running_streams_finish_while_draining(server: LiveServer) -> None:
     assert server.chat().status_code == 503
     server.engine.release()
     for reader in readers:
-        reader.join(10)
+        reader.join(PATIENCE)
     assert [parse_sse(text)[-1]["choices"][0]["finish_reason"] for text in answers] == ["stop"] * 4
 
 
@@ -152,6 +152,6 @@ def test_64_streams_at_once_with_one_in_five_leaving(server: LiveServer) -> None
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert results == {index: f"request {index} " * (1 + index % 5) for index in range(64) if index % 5}
     wait_until(lambda: gone(server))

@@ -9,7 +9,7 @@ import pytest
 
 from runtime.api import CancelReason, Request
 from server.tokenizer import TextTokenizer
-from tests.server.live import CHAT, COMPLETIONS, LiveServer, live, wait_until
+from tests.server.live import CHAT, COMPLETIONS, PATIENCE, LiveServer, live, wait_until
 from tests.support.fake_engine import FakeEngine
 
 EMOJI = "family 👩‍👩‍👧 flag 🇨🇭 漢字 שלום e\u0301!"
@@ -386,6 +386,6 @@ def test_a_batch_is_submitted_at_once_and_in_order(server: LiveServer) -> None:
     wait_until(lambda: len(server.engine.requests) == 50)
     assert server.service.link.stats().step_serial == before
     server.engine.release()
-    reader.join(10)
+    reader.join(PATIENCE)
     assert [request.prompt for request in server.engine.requests] == [(5 + i,) for i in range(50)]
     assert len(answer[0]["choices"]) == 50

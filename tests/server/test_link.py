@@ -28,6 +28,7 @@ from runtime.api import (
 from server.inline_link import InlineLink
 from server.link import EngineGoneError, EngineLink, Inbox, StartError, UnavailableError, refusal
 from server.process_link import ProcessLink, worker_command
+from tests.server.live import PATIENCE
 from tests.support.fake_engine import FakeEngine
 
 Scenario = Callable[[EngineLink], Coroutine[Any, Any, None]]
@@ -53,11 +54,11 @@ def run(make: Callable[[], EngineLink], scenario: Scenario) -> None:
         finally:
             await link.close()
 
-    asyncio.run(asyncio.wait_for(body(), 30))
+    asyncio.run(asyncio.wait_for(body(), PATIENCE))
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -93,7 +94,7 @@ def test_generation(make: Callable[[], EngineLink]) -> None:
         assert link.open_requests() == 0
         assert link.stats().tokens_emitted == 4
         assert link.failure() is None
-        assert link.heartbeat_age() < 5
+        assert link.heartbeat_age() < PATIENCE
 
     run(make, scenario)
 

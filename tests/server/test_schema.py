@@ -87,7 +87,7 @@ def test_edge_values_in_every_field(name: str) -> None:
         for value in EDGES:
             started = time.perf_counter()
             result = outcome(route, base | {field: value})
-            assert time.perf_counter() - started < 1.0
+            assert time.perf_counter() - started < 5.0
             if isinstance(result, ApiError):
                 assert result.status in (400, 404)
             if not isinstance(result, Job):

@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.server.live import LiveServer, live, wait_until
+from tests.server.live import PATIENCE, LiveServer, live, wait_until
 from tests.support.fake_engine import FakeEngine
 
 
@@ -141,5 +141,5 @@ def test_leaving_a_stream(server: LiveServer) -> None:
         )
         next(iter(stream))
         stream.close()
-    assert server.engine.cancelled.wait(1.0)
+    assert server.engine.cancelled.wait(PATIENCE)
     wait_until(lambda: server.service.link.open_requests() == 0)

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from server.__main__ import COMMANDS, main
-from tests.server.live import COMPLETIONS, parse_sse, wait_until
+from tests.server.live import COMPLETIONS, PATIENCE, parse_sse, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +52,7 @@ class Command:
         self.process.send_signal(number)
 
     def end(self) -> tuple[int, str]:
-        _, errors = self.process.communicate(timeout=20)
+        _, errors = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, errors
 
 
@@ -78,10 +78,12 @@ def test_one_start_line_then_service_then_a_clean_end(commands: list[Command]) -
     line = command.lines[-1]
     for choice in ("model=lockstep-tiny", "speculative=mtp:3", "max_model_len=2048", "fake=yes", "load_s="):
         assert choice in line
-    body = httpx.post(command.url + COMPLETIONS, json={"prompt": "secret words", "max_tokens": 5}).json()
+    body = httpx.post(
+        command.url + COMPLETIONS, json={"prompt": "secret words", "max_tokens": 5}, timeout=PATIENCE
+    ).json()
     assert body["usage"]["completion_tokens"] == 5
     for path in ("/live", "/ready", "/health"):
-        assert httpx.get(command.url + path).status_code == 200
+        assert httpx.get(command.url + path, timeout=PATIENCE).status_code == 200
     command.signal()
     code, errors = command.end()
     assert code == 0
@@ -108,7 +110,7 @@ def test_sigterm_while_loading(commands: list[Command]) -> None:
 def stream(url: str, into: list[str], **fields: Any) -> threading.Thread:
     def read() -> None:
         body = {"prompt": [5] * 40, "stream": True, "max_tokens": 30} | fields
-        with httpx.stream("POST", url + COMPLETIONS, json=body, timeout=20) as response:
+        with httpx.stream("POST", url + COMPLETIONS, json=body, timeout=PATIENCE) as response:
             for text in response.iter_text():
                 into.append(text)
 
@@ -121,8 +123,8 @@ def test_sigterm_lets_streams_finish_and_refuses_new_requests(commands: list[Com
     command = start(commands, "hold").ready()
     received: list[str] = []
     reader = stream(command.url, received)
-    wait_until(lambda: len(received) > 0, 10)
-    with httpx.Client(base_url=command.url) as client:
+    wait_until(lambda: len(received) > 0)
+    with httpx.Client(base_url=command.url, timeout=PATIENCE) as client:
         client.get("/ready")
         late: list[str] = []
         release = stream(command.url, late, prompt=[7])  # accepted before the signal, so still running after it
@@ -135,8 +137,8 @@ def test_sigterm_lets_streams_finish_and_refuses_new_requests(commands: list[Com
         assert client.get("/live").status_code == 200
     assert command.process.poll() is None
     command.signal()  # the second signal: now
-    reader.join(20)
-    release.join(20)
+    reader.join(PATIENCE)
+    release.join(PATIENCE)
     code, _ = command.end()
     assert code == 0
     assert "server_is_overloaded" in "".join(received)
@@ -146,7 +148,7 @@ def test_streams_finish_within_the_drain_timeout(commands: list[Command]) -> Non
     command = start(commands, "hold").ready()
     received: list[str] = []
     reader = stream(command.url, received)
-    wait_until(lambda: len(received) > 0, 10)
+    wait_until(lambda: len(received) > 0)
     body = b'{"prompt":[9],"max_tokens":1}'
     with socket.create_connection(("127.0.0.1", int(command.url.rpartition(":")[2]))) as late:
         # this request is inside before the signal, its body comes after it and lets the engine go on
@@ -156,10 +158,10 @@ def test_streams_finish_within_the_drain_timeout(commands: list[Command]) -> Non
         )
         assert late.recv(1000).startswith(b"HTTP/1.1 100")
         command.signal()
-        wait_until(lambda: httpx.get(command.url + "/ready").status_code == 503)
+        wait_until(lambda: httpx.get(command.url + "/ready", timeout=PATIENCE).status_code == 503)
         late.sendall(body)
         assert late.recv(10_000).startswith(b"HTTP/1.1 200")
-    reader.join(20)
+    reader.join(PATIENCE)
     code, _ = command.end()
     assert code == 0
     chunks = parse_sse("".join(received))
@@ -170,9 +172,9 @@ def test_streams_are_cut_after_the_drain_timeout(commands: list[Command]) -> Non
     command = start(commands, "hold", "--drain-timeout", "0.2").ready()
     received: list[str] = []
     reader = stream(command.url, received)
-    wait_until(lambda: len(received) > 0, 10)
+    wait_until(lambda: len(received) > 0)
     command.signal(signal.SIGINT)
-    reader.join(20)
+    reader.join(PATIENCE)
     assert command.end()[0] == 0
     assert "".join(received).endswith("data: [DONE]\n\n")
     assert "server_is_overloaded" in "".join(received)
@@ -180,8 +182,8 @@ def test_streams_are_cut_after_the_drain_timeout(commands: list[Command]) -> Non
 
 def test_a_dead_engine_makes_the_server_not_live(commands: list[Command]) -> None:
     command = start(commands, "die").ready()
-    assert httpx.post(command.url + COMPLETIONS, json={"prompt": "x"}).status_code == 503
-    assert httpx.get(command.url + "/live").status_code == 503
+    assert httpx.post(command.url + COMPLETIONS, json={"prompt": "x"}, timeout=PATIENCE).status_code == 503
+    assert httpx.get(command.url + "/live", timeout=PATIENCE).status_code == 503
     command.signal()
     assert command.end()[0] == 0
 

@@ -14,7 +14,7 @@ from server.auth import OPEN_PATHS, Keys
 from server.inline_link import InlineLink
 from server.service import Service
 from server.settings import Settings
-from tests.server.live import CHAT, COMPLETIONS, LiveServer, live
+from tests.server.live import CHAT, COMPLETIONS, PATIENCE, LiveServer, live
 from tests.support.fake_engine import FakeEngine
 
 PROBES = ["/live", "/ready", "/health", "/metrics"]
@@ -125,7 +125,7 @@ def test_huge_heads_are_refused(shared: LiveServer, size: int) -> None:
 
 
 def test_a_normal_head_after_many_requests_on_one_connection(shared: LiveServer) -> None:
-    with httpx.Client(base_url=shared.url) as client:
+    with httpx.Client(base_url=shared.url, timeout=PATIENCE) as client:
         for _ in range(40):
             assert client.get("/live", headers={"x-pad": "a" * 8000}).status_code == 200
 
@@ -138,14 +138,14 @@ def test_keep_alive_survives_errors(shared: LiveServer) -> None:
     request = (
         b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
     )
-    with socket.create_connection(("127.0.0.1", shared.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", shared.port), timeout=PATIENCE) as connection:
         for _ in range(3):
             connection.sendall(request)
             assert connection.recv(65536).startswith(b"HTTP/1.1 400")
 
 
 def test_expect_100_continue(shared: LiveServer) -> None:
-    with socket.create_connection(("127.0.0.1", shared.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", shared.port), timeout=PATIENCE) as connection:
         connection.sendall(
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
             b"expect: 100-continue\r\ncontent-length: 2\r\n\r\n"
