@@ -58,7 +58,7 @@ LONG_MIX = {
 #: what is still wrong most often comes more often later: (from this chunk on, new weights)
 LATER: list[tuple[int, dict[str, int]]] = [
     (50, {"context": 40, "say": 6}),
-    (92, {"math": 12, "fact": 8, "list": 4}),
+    (92, {"things": 30, "math": 12, "fact": 8, "list": 4}),
 ]
 SYSTEM_TEXTS = [
     "You are a helpful assistant.",
@@ -158,7 +158,7 @@ def short_chat(words: Words, changes: dict[str, int]) -> Document:
     document = Document([first], system_text(rng, 0.15))
     if kind == "tool":
         document.tools = with_distractors(rng, first.tools)
-    elif kind not in ("story", "context") and rng.random() < 0.3:
+    elif kind not in ("story", "context", "things") and rng.random() < 0.3:
         second = rng.choice(["copy", "say", "json", "math", "fact", "chat"])
         document.exchanges.append(KINDS[second](words))
     elif kind != "story" and rng.random() < 0.06:  # tools are there, but not needed

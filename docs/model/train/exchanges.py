@@ -342,6 +342,30 @@ def ask_in_turn(kind: str, context: str, pairs: list[tuple[str, str]]) -> Exchan
     return Exchange(kind, messages)
 
 
+def things(words: Words) -> Exchange:
+    """Several people with coloured things, the hardest of the contexts."""
+    rng = words.rng
+    pairs: list[tuple[str, str]] = []
+    names = words.names(rng.randrange(2, 4))
+    owned = rng.sample(OBJECTS, len(names))
+    colors = [rng.choice(COLORS) for _ in names]
+    text = " ".join(
+        f"{n} has {article(c)} {t}." for n, c, t in zip(names, colors, owned, strict=True)
+    )
+    for index in rng.sample(range(len(names)), rng.randrange(1, len(names) + 1)):
+        name, thing, color = names[index], owned[index], colors[index]
+        pairs.append(
+            rng.choice(
+                [
+                    (f"Who has the {thing}?", f"{name} has the {thing}."),
+                    (f"What does {name} have?", f"{name} has {article(color)} {thing}."),
+                    (f"What color is the {thing}?", f"The {thing} is {color}."),
+                ]
+            )
+        )
+    return ask_in_turn("context", text, pairs)
+
+
 def context(words: Words) -> Exchange:
     """Questions whose answers stand in the prompt."""
     rng = words.rng
@@ -376,25 +400,8 @@ def context(words: Words) -> Exchange:
             name, value = names[index], values_of[index]
             pairs.append((fill(rng.choice(asks), name, value), fill(answer, name, value)))
         return ask_in_turn("context", text, pairs)
-    if form in (3, 4):  # several people with coloured things
-        names = words.names(rng.randrange(2, 4))
-        things = rng.sample(OBJECTS, len(names))
-        colors = [rng.choice(COLORS) for _ in names]
-        text = " ".join(
-            f"{n} has {article(c)} {t}." for n, c, t in zip(names, colors, things, strict=True)
-        )
-        for index in rng.sample(range(len(names)), rng.randrange(1, len(names) + 1)):
-            name, thing, color = names[index], things[index], colors[index]
-            pairs.append(
-                rng.choice(
-                    [
-                        (f"Who has the {thing}?", f"{name} has the {thing}."),
-                        (f"What does {name} have?", f"{name} has {article(color)} {thing}."),
-                        (f"What color is the {thing}?", f"The {thing} is {color}."),
-                    ]
-                )
-            )
-        return ask_in_turn("context", text, pairs)
+    if form in (3, 4):
+        return things(words)
     keys = words.names(rng.randrange(2, 5))  # a table of keys and values
     if rng.random() < 0.3:
         keys = [words.code() for _ in keys]
@@ -574,6 +581,7 @@ KINDS: dict[str, Callable[[Words], Exchange]] = {
     "format": reformat,
     "pick": pick,
     "context": context,
+    "things": things,
     "tool": use_tool,
     "story": simple("story", story_request),
     "math": simple("math", knowledge.sum_or_count),
