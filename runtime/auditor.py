@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from runtime.api import CapacityError
+from runtime.api import CapacityError, StateError
 from runtime.plan import Batch, Row
 from runtime.probe import Probe, largest_difference, tolerance
 from runtime.runner import ModelRunner
@@ -46,7 +46,12 @@ class Auditor:
         rows = [row for row in batch.rows if row.live and row.lease.computed > 0]
         if rows:
             self._turn += 1
-            self.audit(rows[self._turn % len(rows)])
+            try:
+                self.audit(rows[self._turn % len(rows)])
+            except StateError:
+                raise
+            except Exception:
+                log.exception("an audit broke off")
 
     def audit(self, row: Row) -> float | None:
         """The largest difference between the slot's state and the state of tokens[:computed] computed from nothing.

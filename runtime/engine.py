@@ -34,7 +34,7 @@ from runtime.queue import refuse_malformed
 from runtime.runner import ModelRunner
 from runtime.sampling.store import SamplingStore
 from runtime.scheduler import Scheduler
-from runtime.speculation.proposer import Drafts, Placement, SpeculativeProposer
+from runtime.speculation.proposer import Placement, SpeculativeProposer
 from runtime.speculation.verify import Verifier
 from runtime.state.pool import StatePool, StateTxn
 from runtime.step import ForwardBatch, Verdict
@@ -50,7 +50,6 @@ class _Flight:
     fb: ForwardBatch
     verdict: Verdict
     hidden: torch.Tensor
-    drafts: Drafts | None
 
 
 class Engine(EngineCore):
@@ -166,19 +165,24 @@ class Engine(EngineCore):
             batch = self.scheduler.schedule(time.monotonic())
         if batch is not None:
             try:
-                self._flights.append(self._run(batch))
-            except Exception as error:
+                flight = self._run(batch)
+            except BaseException as error:
                 log.exception("step %d failed", batch.serial)
                 if isinstance(error, StateError) and not self.states.is_sound():
                     raise
                 deltas += self.scheduler.fail(batch, "The engine failed on this request.", time.monotonic())
+                if not isinstance(error, Exception):  # Ctrl-C: this step never happened, and the engine can go on
+                    raise
+            else:
+                self._flights.append(flight)
+                self._draft(flight)
         while self._flights and (batch is None or len(self._flights) > self._lag or self.auditor.due):
             deltas += self._settle(self._flights.popleft())
         deltas += self.scheduler.take_ended()
         return deltas
 
     def _run(self, batch: Batch) -> _Flight:
-        """Forward, judge, commit, and drafts for the next step. On any failure committed state is untouched."""
+        """Forward, judge, commit. On any failure committed state is untouched."""
         with self._timed("prepare"):
             self._bind(batch)
             txn = self.states.begin(batch)
@@ -190,32 +194,31 @@ class Engine(EngineCore):
             with self._timed("judge"):
                 verdict = self._verifier.judge(fb, logits)
                 self.runner.keep(fb, verdict)
-            with self._timed("commit"):  # from here on the step has happened; nothing behind it may fail the batch
+            with self._timed("commit"):
                 self.states.commit(txn, verdict)
         except BaseException:
             self.states.abort_if_open(txn)
             raise
         self._serial += 1
         self._steps[batch.kind] += 1
-        return _Flight(txn, fb, verdict, hidden, self._draft(txn, fb, hidden, verdict))
+        return _Flight(txn, fb, verdict, hidden)
 
-    def _draft(self, txn: StateTxn, fb: ForwardBatch, hidden: torch.Tensor, verdict: Verdict) -> Drafts | None:
+    def _draft(self, flight: _Flight) -> None:
         """The drafter's own state follows every step; drafts of a device proposer stay on the device."""
+        txn, fb, hidden, verdict = flight.txn, flight.fb, flight.hidden, flight.verdict
         if self.proposer is None or not any(row.seq.num_drafts for row in txn.batch.rows):
-            return None
+            return
         wanted = tuple(row.want_drafts for row in txn.batch.rows)
         try:
             with self._timed("extend"):
                 self.proposer.extend(txn, fb, hidden, verdict)
             if self.proposer.placement is Placement.HOST or not any(wanted):
-                return None
+                return
             with self._timed("propose"):
                 drafts = self.proposer.propose(txn, fb, hidden, verdict, wanted)
+                self.runner.keep_drafts(fb, drafts.tokens)
         except Exception as error:  # noqa: BLE001 - see _note_draft_failure
             self._note_draft_failure(error)
-            return None
-        self.runner.keep_drafts(fb, drafts.tokens)
-        return drafts
 
     def _settle(self, flight: _Flight) -> list[Delta]:
         """The host half: reads the verdict back, frees what ended, tells the scheduler."""
@@ -237,12 +240,13 @@ class Engine(EngineCore):
         try:
             with self._timed("propose"):
                 drafts = self.proposer.propose(flight.txn, flight.fb, flight.hidden, flight.verdict, wanted)
+            if len(drafts.lengths) != len(wanted):
+                raise StateError(f"drafts for {len(drafts.lengths)} of {len(wanted)} rows")
+            tokens = drafts.tokens.tolist()
+            return outcome.with_drafts(tuple(tuple(tokens[i][:count]) for i, count in enumerate(drafts.lengths)))
         except Exception as error:  # noqa: BLE001 - see _note_draft_failure
             self._note_draft_failure(error)
             return outcome
-        tokens = drafts.tokens.tolist()
-        chosen = tuple(tuple(tokens[i][:count]) for i, count in enumerate(drafts.lengths))
-        return outcome.with_drafts(chosen)
 
     def _bind(self, batch: Batch) -> None:
         """Sampling data follows the leases: dropped with the old, written with the new."""

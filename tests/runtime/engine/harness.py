@@ -53,6 +53,8 @@ GAUGES = {
 
 DEAD: set[Engine] = set()  # engines that a test killed on purpose: not asked to be empty
 
+_UNDISTURBED: dict[tuple[str | Path, bytes], Result] = {}
+
 # (speculative, settle_lag): what a behaviour that must not depend on either is tried with.
 WAYS = [(speculative, lag) for speculative in ("none", "ngram:4", "mtp:3", "right:3", "right-host:4") for lag in (0, 1)]
 
@@ -222,8 +224,16 @@ def run(engine: Engine, requests: Iterable[Request]) -> dict[str, Result]:
 
 
 def alone(requests: Iterable[Request], model: str | Path = QWEN) -> dict[str, Result]:
-    """What each request says on an engine of its own kind, undrafted, one after the other."""
-    return {request.id: _alone(model, _key(request)) for request in requests}
+    """What each request says undrafted and undisturbed, in a pool with room for all; remembered for the session.
+
+    They share batches for speed; that company changes nothing is a test of its own.
+    """
+    keys = {request.id: (model, _key(request)) for request in requests}
+    new = {key: msgspec.msgpack.decode(key[1], type=Request) for key in keys.values() if key not in _UNDISTURBED}
+    renamed = {str(i): msgspec.structs.replace(request, id=str(i)) for i, request in enumerate(new.values())}
+    results = run(shared(model, max_num_seqs=32, max_num_batched_tokens=512), renamed.values()) if renamed else {}
+    _UNDISTURBED.update(zip(new, results.values(), strict=True))
+    return {name: _UNDISTURBED[key] for name, key in keys.items()}
 
 
 def texts_of(requests: Iterable[Request], results: dict[str, Result]) -> dict[str, list[int]]:
@@ -281,10 +291,4 @@ def assert_empty(engine: Engine) -> None:
 
 
 def _key(request: Request) -> bytes:
-    return msgspec.msgpack.encode(msgspec.structs.replace(request, id="alone", num_drafts=None))
-
-
-@functools.cache
-def _alone(model: str | Path, key: bytes) -> Result:
-    request = msgspec.msgpack.decode(key, type=Request)
-    return run(shared(model), [request])["alone"]
+    return msgspec.msgpack.encode(msgspec.structs.replace(request, id="", num_drafts=None))

@@ -40,3 +40,29 @@ def test_a_generation_that_nobody_wants_any_more_ends() -> None:
         assert delta.tokens
         break
     assert_empty(engine)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("place", ["forward", "propose"])
+def test_ctrl_c_leaves_an_engine_that_goes_on(place: str, lag: int) -> None:
+    engine = build(QWEN, speculative="mtp:3", settle_lag=lag)
+    owner = engine.runner if place == "forward" else engine.proposer
+    real, calls = getattr(owner, place), 0
+
+    def interrupted(*args: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    setattr(owner, place, interrupted)
+    made = [request(f"{i}", text) for i, text in enumerate(prompts(4))]
+    with pytest.raises(KeyboardInterrupt):
+        list(engine.generate(made))
+    assert_empty(engine)
+    expected = alone(made)
+    found: dict[str, list[int]] = {r.id: [] for r in made}
+    for delta in engine.generate(made):
+        found[delta.request_id] += delta.tokens
+    assert found == {name: result.tokens for name, result in expected.items()}
