@@ -140,9 +140,11 @@ class StatePool:
         if len(txn.tickets) != len(txn.parts):
             self.counts.missing += len(txn.parts) - len(txn.tickets)
             raise StateError("a part of the step has no ticket; its state would stay behind")
-        for ticket in txn.tickets:
+        for part, ticket in zip(txn.parts, txn.tickets, strict=True):
             if ticket.serial != txn.serial:
                 raise StateError(f"a ticket of step {ticket.serial} cannot settle step {txn.serial}")
+            if ticket.rows != part.rows:
+                raise StateError(f"a ticket of rows {ticket.rows} cannot settle rows {part.rows}")
             if self.backend.select(ticket.kind) is not ticket.backend:
                 raise StateError(f"{ticket.backend.name!r} does not run {ticket.kind.value} rows here")
             if verdict.kept.device.type == "cpu":

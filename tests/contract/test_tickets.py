@@ -206,6 +206,22 @@ def test_the_wrong_half(hand: Hand) -> None:
     hand.pool.abort(txn)
 
 
+def test_one_ticket_for_two_parts(hand: Hand) -> None:
+    """The other part would stay behind."""
+    new, spec = hand.admit("new"), prompted(hand, "spec")
+    txn = hand.begin(Feed(new, PREFILL, TOKENS[:4]), Feed(spec, VERIFY, (7, 8)))
+    hand.forward(txn)
+    before = picture(hand, spec)
+    for tickets in ((txn.tickets[0],) * 2, (txn.tickets[1],) * 2, txn.tickets[::-1]):
+        right, txn.tickets = txn.tickets, tickets
+        with pytest.raises(StateError, match="cannot settle rows"):
+            hand.commit(txn, [4, 2])
+        txn.tickets = right
+        assert_same(before, picture(hand, spec))
+    hand.commit(txn, [4, 2])
+    hand.settle(txn, [4, 2])
+
+
 BAD: list[tuple[str, Callable[[list[int], list[list[int]]], None]]] = [
     ("kept 0", lambda kept, paths: kept.__setitem__(2, 0)),
     ("kept -1", lambda kept, paths: kept.__setitem__(2, -1)),

@@ -118,15 +118,20 @@ def check(name: str, tokens: Sequence[int], looks: Sequence[Look], label: str = 
 
 
 class Watch:
-    """Looks at every running request after every step: pass `look` to `engines.run`, then `check`."""
+    """Looks at every running request after every (n-th) step: pass `look` to `engines.run`, then `check`."""
 
-    def __init__(self, engine: Engine, name: str) -> None:
+    def __init__(self, engine: Engine, name: str, every: int = 1) -> None:
         self._engine = engine
         self._name = name
+        self._every = every
+        self._steps = 0
         self._looks: dict[Running, list[Look]] = {}
         self.num_checked = 0
 
     def look(self) -> None:
+        self._steps += 1
+        if self._steps % self._every:
+            return
         for seq in self._engine.scheduler._running:
             if seq.lease is not None and seq.lease.bound:
                 self._looks.setdefault(seq, []).append(look_at(self._engine.states, seq.lease))

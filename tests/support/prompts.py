@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import random
 
 from tokenizers import Tokenizer
@@ -49,7 +48,7 @@ def render(messages: list[Message]) -> str:
 def chat_prompts(count: int, seed: int = 0) -> dict[str, tuple[int, ...]]:
     """Token ids by name, all texts different."""
     chance = random.Random(seed)
-    kinds = (_copy, _extract, _question, _story, _number, _later_turn, _repeat)
+    kinds = (_copy, _extract, _question, _story, _list, _later_turn, _say)
     found: dict[str, str] = {}
     while len(found) < count:
         kind = kinds[len(found) % len(kinds)]
@@ -60,46 +59,50 @@ def chat_prompts(count: int, seed: int = 0) -> dict[str, tuple[int, ...]]:
 
 
 def _copy(chance: random.Random) -> list[Message]:
-    words = chance.sample([*THINGS, *PLACES, *SIGNS], 4)
-    return [("user", f"Repeat exactly: {' '.join(words)} {chance.randint(10, 9999)}")]
+    words = " ".join(chance.sample([*THINGS, *PLACES, *SIGNS], 4))
+    return [("user", f"Please repeat this exactly: {words} {chance.randint(10, 9999)}")]
 
 
 def _extract(chance: random.Random) -> list[Message]:
     name, place, age = chance.choice(NAMES), chance.choice(PLACES), chance.randint(18, 90)
-    job = chance.choice(JOBS)
-    asked = json.dumps(["name", "age", "city", "job"])
-    return [("user", f"Extract {asked} as JSON: {name} is a {age} year old {job} from {place}.")]
+    facts = f"{name} is {age} years old. {name} lives in {place}. {name} works as a {chance.choice(JOBS)}."
+    return [("user", f"Extract the name, age, city and job as JSON: {facts}")]
 
 
 def _question(chance: random.Random) -> list[Message]:
     first, second = chance.sample(NAMES, 2)
-    thing, other = chance.sample(THINGS, 2)
-    facts = f"{first} owns a {chance.choice(COLOURS)} {thing}. {second} owns a {chance.choice(COLOURS)} {other}."
-    return [("user", f"{facts} What colour is the {thing} of {first}?")]
+    told = [
+        f"{who} lives in {chance.choice(PLACES)}. {who} likes the color {chance.choice(COLOURS)}."
+        for who in (first, second)
+    ]
+    return [("user", f"{' '.join(told)} {chance.choice(['Where does', 'In which city does'])} {first} live?")]
 
 
 def _story(chance: random.Random) -> list[Message]:
     name, thing, place = chance.choice(NAMES), chance.choice(THINGS), chance.choice(PLACES)
-    return [("user", f"Tell a short story about {name}, a {thing} and a trip to {place}.")]
+    return [("user", f"Tell me a story about {name}, a {thing} and a trip to {place}.")]
 
 
-def _number(chance: random.Random) -> list[Message]:
-    start = chance.randint(1, 400)
-    return [("user", f"Count from {start} to {start + chance.randint(5, 20)}.")]
-
-
-def _later_turn(chance: random.Random) -> list[Message]:
-    name, place, code = chance.choice(NAMES), chance.choice(PLACES), chance.randint(1000, 9999)
+def _list(chance: random.Random) -> list[Message]:
+    items = ", ".join(str(chance.randint(1, 999)) for _ in range(chance.randint(3, 8)))
     return [
-        ("system", "Be brief."),
-        ("user", f"My name is {name}, I live in {place} and my code is {code}."),
-        ("assistant", f"Hello {name}!"),
-        ("user", f"I like the {chance.choice(COLOURS)} {chance.choice(THINGS)} best."),
-        ("assistant", "Noted."),
-        ("user", chance.choice(["What is my code?", "Where do I live?", "What is my name?"])),
+        ("user", f"{chance.choice(['Make a JSON list', 'Write as a numbered list', 'Write one per line'])}: {items}")
     ]
 
 
-def _repeat(chance: random.Random) -> list[Message]:
-    line = f"{chance.choice(NAMES)} {chance.randint(100, 999)} {chance.choice(THINGS)}"
-    return [("user", f"Write this line five times: {line}")]
+def _later_turn(chance: random.Random) -> list[Message]:
+    name, place, age = chance.choice(NAMES), chance.choice(PLACES), chance.randint(10, 99)
+    return [
+        ("system", "Be brief."),
+        ("user", f"My name is {name}."),
+        ("assistant", f"Nice to meet you, {name}!"),
+        ("user", f"I live in {place}."),
+        ("assistant", f"{place} is a nice place."),
+        ("user", f"I am {age} years old."),
+        ("assistant", f"{age} is a good age."),
+        ("user", chance.choice(["How old am I?", "Where do I live?", "What is my name?"])),
+    ]
+
+
+def _say(chance: random.Random) -> list[Message]:
+    return [("user", f"Say the word {chance.choice([*THINGS, *NAMES])} {chance.randint(3, 12)} times.")]

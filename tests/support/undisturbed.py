@@ -8,7 +8,7 @@ from tests.support.engines import engine_of, forget, greedy, pair, run, texts, t
 from tests.support.oracle import assert_greedy
 from tests.support.scripted import PATTERNS
 
-NUM_TOKENS = 24
+NUM_TOKENS = 18
 PROMPT_LENGTHS = (1, 2, 3, 4, 5, 9, 14)
 
 
