@@ -87,4 +87,3 @@ def block(
     y = ((pair * scores[:, :, 0]) @ u).add_(read[:, 0]).mul_(K**-0.5)
     y, u = (each.reshape(n, Hv, T, V).transpose(1, 2) for each in (y, u))
     return y.to(v.dtype), a, u.contiguous(), key
-

@@ -48,9 +48,7 @@ def layout(
     return run(block_table, lengths, fed, max_context, block_size, parents)
 
 
-def attend(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, scale: float
-) -> torch.Tensor:
+def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
     """Attention [t, Hq, D] of q [t, Hq, D], whose rows' keys and values are in the cache already.
 
     The rows of `layout` own the t tokens in order. Query head h reads key head h // (Hq // Hkv). Returns q's dtype.

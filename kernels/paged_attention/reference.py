@@ -50,7 +50,7 @@ class Layout:
     tails: list[tuple[torch.Tensor, int, int]] = field(default_factory=list)
 
     def mask(self, R: int) -> torch.Tensor | None:
-        """visible as [n, 1, R * width, context]."""
+        """Visibility as [n, 1, R * width, context]."""
         if self.visible is None:
             return None
         if self.width == 1:
@@ -106,9 +106,7 @@ def layout(
     return made
 
 
-def attend(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, scale: float
-) -> torch.Tensor:
+def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:
     """See `kernels.paged_attention.attend`."""
     if q.shape[0] == 0:
         return torch.empty_like(q)
