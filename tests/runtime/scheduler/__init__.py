@@ -1,0 +1,1 @@
+"""The scheduler against a fake device."""
