@@ -6,7 +6,10 @@ import itertools
 import logging
 
 import pytest
+import torch
 
+from runtime.state.pool import StateTxn
+from runtime.step import ForwardBatch
 from tests.runtime.engine.harness import (
     GRANITE,
     QWEN,
@@ -78,3 +81,21 @@ def test_an_audit_happens_every_so_many_steps() -> None:
     driver = Driver(engine)
     driver.run([request("a", (5, 6, 7), max_tokens=17)])
     assert driver.stats.audits_ok == 4
+
+
+def test_an_audit_that_breaks_off_costs_nobody_anything(caplog: pytest.LogCaptureFixture) -> None:
+    made = request("a", (5, 6, 7), max_tokens=6)
+    engine = build(QWEN, audit_interval=2)
+    forward = engine.runner.forward
+
+    def fragile(txn: StateTxn, fb: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        if txn.batch.rows[0].lease.owner == "audit":
+            raise MemoryError
+        return forward(txn, fb)
+
+    engine.runner.forward = fragile  # type: ignore[method-assign]
+    driver = Driver(engine)
+    with caplog.at_level(logging.ERROR, logger="lockstep.audit"):
+        assert driver.run([made])["a"].tokens == alone([made])["a"].tokens
+    assert (driver.stats.audits_ok, driver.stats.audits_mismatch) == (0, 0)
+    assert any("broke off" in record.getMessage() for record in caplog.records)

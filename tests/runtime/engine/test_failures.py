@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import random
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from runtime.api import FinishReason, StateError
 from runtime.engine import Engine
 from runtime.plan import Batch
+from runtime.speculation.proposer import Drafts
 from tests.runtime.engine.harness import (
     DEAD,
     QWEN,
@@ -87,7 +89,7 @@ def install(engine: Engine, place: str, fuse: Fuse, error: type[Exception] = Boo
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(("speculative", "lag"), [("none", 0), ("none", 1), ("mtp:3", 1), ("right-host:4", 1)])
+@pytest.mark.parametrize(("speculative", "lag"), [("none", 0), ("mtp:3", 1)])
 def test_a_step_that_fails_ends_its_own_requests_and_no_others(place: str, speculative: str, lag: int) -> None:
     dice = random.Random(place)
     requests = [
@@ -135,9 +137,9 @@ def test_a_step_that_fails_ends_its_own_requests_and_no_others(place: str, specu
     assert_empty(engine)
 
 
-@pytest.mark.parametrize("error", [Boom, StateError, ZeroDivisionError])
+@pytest.mark.parametrize("error", [Boom, StateError])
 @pytest.mark.parametrize("method", ["extend", "propose"])
-@pytest.mark.parametrize(("speculative", "lag"), [("mtp:3", 0), ("mtp:3", 1), ("right-host:4", 1)])
+@pytest.mark.parametrize(("speculative", "lag"), [("mtp:3", 1), ("right-host:4", 1)])
 def test_a_failing_drafter_costs_speed_and_nothing_else(
     method: str, speculative: str, lag: int, error: type[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -165,6 +167,27 @@ def test_a_failing_drafter_costs_speed_and_nothing_else(
     assert driver.since("aborted_steps") == 0
 
 
+@pytest.mark.parametrize("speculative", ["right:3", "right-host:3"])
+def test_a_drafter_that_answers_nonsense_costs_speed_only(speculative: str) -> None:
+    requests = [request(f"{i}", text, max_tokens=9) for i, text in enumerate(prompts(4, lengths=[1, 3, 9], seed=6))]
+    expected = alone(requests)
+    engine = build(QWEN, speculative=speculative)
+    answers = itertools.cycle(
+        [
+            Drafts(torch.zeros(1, 9, dtype=torch.long), (9,)),
+            Drafts(torch.zeros(0, 0, dtype=torch.long), ()),
+            Drafts(torch.full((4, 3), 5), (3, 3, 3)),
+            Drafts(torch.full((4, 3), 5), (3, 0, 3, 2)),
+        ]
+    )
+    engine.proposer.propose = lambda *_: next(answers)  # type: ignore[union-attr,method-assign]
+    driver = Driver(engine)
+    for name, result in driver.run(requests).items():
+        assert (result.tokens, result.finish) == (expected[name].tokens, FinishReason.LENGTH)
+    assert driver.since("draft_failures") > 0
+    assert driver.since("aborted_steps") == 0
+
+
 @pytest.fixture(scope="module")
 def toxic() -> Path:
     """A model in which token 299 is not a number: every request that holds it gets nothing but NaN."""
@@ -182,9 +205,15 @@ def toxic() -> Path:
     return target
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize("speculative", ["none", "mtp:3", "right-host:4"])
-@pytest.mark.parametrize("backends", [("snapshot", "replay"), ("replay", "snapshot")])
+@pytest.mark.parametrize(
+    ("speculative", "lag", "backends"),
+    [
+        ("none", 0, ("snapshot", "replay")),
+        ("mtp:3", 1, ("replay", "snapshot")),
+        ("mtp:3", 1, ("snapshot", "replay")),
+        ("right-host:4", 1, ("snapshot", "replay")),
+    ],
+)
 def test_a_request_that_is_not_finite_fails_alone_and_leaves_a_clean_slot(
     toxic: Path, speculative: str, lag: int, backends: tuple[str, str]
 ) -> None:
@@ -200,8 +229,9 @@ def test_a_request_that_is_not_finite_fails_alone_and_leaves_a_clean_slot(
         spoiled = [299 if sick and j == where else token for j, token in enumerate(text)]
         requests.append(request(f"{i}{'-sick' * sick}", spoiled, max_tokens=7, seed=i, **extra))
     # Nobody may pick the token by itself.
-    requests = [r for r in requests if "sick" in r.id or 299 not in alone([r], "qwen-untied-bias")[r.id].tokens]
-    expected = alone([r for r in requests if "sick" not in r.id], "qwen-untied-bias")
+    well = alone([r for r in requests if "sick" not in r.id], "qwen-untied-bias")
+    expected = {name: result for name, result in well.items() if 299 not in result.tokens}
+    requests = [r for r in requests if "sick" in r.id or r.id in expected]
     engine = build(
         toxic, None, speculative=speculative, settle_lag=lag, num_slots=4, num_blocks=40, max_model_len=40,
         prefill_backend=backends[0], decode_backend=backends[1],
@@ -220,8 +250,7 @@ def test_a_request_that_is_not_finite_fails_alone_and_leaves_a_clean_slot(
     assert driver.since("draft_failures") == 0
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize("speculative", ["none", "right:3", "right-host:4"])
+@pytest.mark.parametrize(("speculative", "lag"), [("none", 0), ("right:3", 1), ("right-host:4", 1)])
 def test_a_request_that_stops_being_finite_keeps_what_it_said(speculative: str, lag: int) -> None:
     """Its state is spoiled in mid-text: it ends with an error, and the next owner of the slot finds nothing of it."""
     requests = [request(f"{i}", text, max_tokens=12, seed=i) for i, text in enumerate(prompts(9, [2, 5], seed=4))]
