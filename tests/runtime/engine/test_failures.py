@@ -116,14 +116,14 @@ def test_a_step_that_fails_ends_its_own_requests_and_no_others(place: str, specu
     while left or engine.has_work:
         for _ in range(min(len(left), dice.choice((0, 1, 2)))):
             driver.submit(left.pop(0))
-        fuse.lit = fuse.lit or len(batches) % 9 == 4
+        fuse.lit = fuse.lit or len(batches) % 23 == 9
         over = {name for name, result in driver.results.items() if result.finish is not None}
         blown = fuse.blown
         driver.step()
         now_failed = {name for name, result in driver.results.items() if result.finish is FinishReason.ERROR} - failed
         assert now_failed == (batches[-1] - over if fuse.blown > blown else set())
         failed |= now_failed
-    assert fuse.blown >= 3
+    assert fuse.blown >= 2
     assert len(failed) < 40
     for made in requests:
         result = driver.results[made.id]

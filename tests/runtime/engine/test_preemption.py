@@ -95,7 +95,7 @@ def test_preempted_at_any_moment_and_again(speculative: str, lag: int) -> None:
             assert_same(driver.results, expected)
             assert_empty(engine)
             preempted += driver.since("preemptions_kv")
-    assert preempted >= 15
+    assert preempted >= 5
 
 
 @pytest.mark.parametrize(("speculative", "lag"), [("none", 0), ("mtp:3", 1), ("ngram:4", 1)])
