@@ -35,6 +35,8 @@ PLAN = {
     "json": 60,
     "context": 60,
     "tool": 60,
+    "context without who-has-what": 60,
+    "things": 60,
     "tool answer": 30,
     "unicode": 50,
     "say": 25,
@@ -46,7 +48,7 @@ PLAN = {
     "list": 20,
     "chat": 20,
 }
-CORE = ("copy", "json", "context", "tool")
+CORE = ("copy", "json", "context", "tool", "context without who-has-what")
 HISTORIES = (300, 600)
 FREE = ("story",)  # no single right answer
 REPEATED = ("math", "fact", "list", "chat")  # closed sets: seen in training
@@ -90,6 +92,10 @@ def question(words: Words, kind: str) -> Exchange:
     """One exchange of a kind, ending with the answer to be judged."""
     if kind == "tool answer":
         while len((made := KINDS["tool"](words)).messages) < 4:
+            pass
+        return made
+    if kind == "context without who-has-what":
+        while (made := KINDS["context"](words)).kind == "things":
             pass
         return made
     made = KINDS[kind](words)
@@ -273,6 +279,7 @@ def main() -> None:
     parser.add_argument("--seen", type=Path, default=None, help="run.json of the training run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--scale", type=float, default=1.0, help="more or fewer questions")
+    parser.add_argument("--only", default="", help="only groups whose label has this in it")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, default=None, help="write the figures here")
     args = parser.parse_args()
@@ -286,6 +293,8 @@ def main() -> None:
     print("| group | exact | stopped | distinct | MTP tokens/verification | bigram |")
     print("|---|---|---|---|---|---|")
     for label, kind, history, prepare in groups():
+        if args.only not in label:
+            continue
         words = Words(random.Random(f"evaluate/{args.seed}/{label}"))
         prepare(words)
         count = max(2, round(args.scale * PLAN[kind]))

@@ -363,7 +363,7 @@ def things(words: Words) -> Exchange:
                 ]
             )
         )
-    return ask_in_turn("context", text, pairs)
+    return ask_in_turn("things", text, pairs)
 
 
 def context(words: Words) -> Exchange:

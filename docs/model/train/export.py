@@ -32,6 +32,7 @@ def main() -> None:
         for name, value in saved["model"].items()
     }
     save_file(weights, args.out / "model.safetensors", metadata={"format": "pt"})
+    (args.out / "model.safetensors").chmod(0o644)
     config = Shape(**saved["shape"]).config(encoder.end, encoder.stop)
     (args.out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     generation = {
