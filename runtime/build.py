@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from runtime.api import CapabilityError, ConfigError, EngineConfig, ModelInfo
+from runtime.api import CapabilityError, CapacityError, ConfigError, EngineConfig, ModelInfo
 from runtime.attention.registry import build_backend
 from runtime.auditor import Auditor
 from runtime.engine import Engine
@@ -80,7 +80,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, *, pois
         )
     spec = loaded.model.spec
     with startup.phase("alloc"):
-        plan = plan_memory(config, spec, _kv_bytes_per_token(spec, dtype, with_mtp=method == "mtp"))
+        plan = plan_memory(config, spec, _kv_bytes_per_token(spec, dtype, with_mtp=method == "mtp"), k_max)
         pool = _pool(config, spec, plan, k_max, dtype, device, poison)
         parts = ProposerParts(loaded.model, loaded.mtp, pool, device)
         proposer = None if method == "none" else build_proposer(method, parts)
@@ -97,7 +97,10 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, *, pois
         on_host = proposer is not None and proposer.placement is Placement.HOST
         scheduler = Scheduler(pool.ledger, limits, Drafting(k=k_max, host=on_host))
     with startup.phase("selftest"):
-        check_commit(pool, runner, vocab_size=spec.vocab_size, k_max=k_max)
+        try:
+            check_commit(pool, runner, vocab_size=spec.vocab_size, k_max=k_max)
+        except CapacityError as error:
+            raise ConfigError(f"{error}: give the engine more --num-blocks or --num-slots") from error
     info = ModelInfo(
         architecture=spec.architecture,
         vocab_size=spec.vocab_size,

@@ -165,7 +165,7 @@ class Engine(EngineCore):
             batch = self.scheduler.schedule(time.monotonic())
         if batch is not None:
             try:
-                flight = self._run(batch)
+                self._run(batch)
             except BaseException as error:
                 log.exception("step %d failed", batch.serial)
                 if isinstance(error, StateError) and not self.states.is_sound():
@@ -174,15 +174,14 @@ class Engine(EngineCore):
                 if not isinstance(error, Exception):  # Ctrl-C: this step never happened, and the engine can go on
                     raise
             else:
-                self._flights.append(flight)
-                self._draft(flight)
+                self._draft(self._flights[-1])
         while self._flights and (batch is None or len(self._flights) > self._lag or self.auditor.due):
-            deltas += self._settle(self._flights.popleft())
+            deltas += self._settle(self._flights[0])
         deltas += self.scheduler.take_ended()
         return deltas
 
-    def _run(self, batch: Batch) -> _Flight:
-        """Forward, judge, commit. On any failure committed state is untouched."""
+    def _run(self, batch: Batch) -> None:
+        """Forward, judge, commit; then the step is in flight. On any failure committed state is untouched."""
         with self._timed("prepare"):
             self._bind(batch)
             txn = self.states.begin(batch)
@@ -196,12 +195,12 @@ class Engine(EngineCore):
                 self.runner.keep(fb, verdict)
             with self._timed("commit"):
                 self.states.commit(txn, verdict)
+                self._flights.append(_Flight(txn, fb, verdict, hidden))
         except BaseException:
             self.states.abort_if_open(txn)
             raise
         self._serial += 1
         self._steps[batch.kind] += 1
-        return _Flight(txn, fb, verdict, hidden)
 
     def _draft(self, flight: _Flight) -> None:
         """The drafter's own state follows every step; drafts of a device proposer stay on the device."""
@@ -221,14 +220,18 @@ class Engine(EngineCore):
             self._note_draft_failure(error)
 
     def _settle(self, flight: _Flight) -> list[Delta]:
-        """The host half: reads the verdict back, frees what ended, tells the scheduler."""
+        """The host half: reads the verdict back, frees what ended, tells the scheduler.
+
+        The oldest flight stays in the queue while only reading is done, so an interrupt there loses nothing.
+        """
         with self._timed("settle"):
             outcome = read_back(flight.txn.batch, flight.verdict)
-            self._non_finite += sum(error is not None for error in outcome.errors)
         outcome = self._host_drafts(flight, outcome)
         with self._timed("settle"):
+            self._flights.popleft()
             self.states.settle(flight.txn, outcome)
             deltas = self.scheduler.update(flight.txn.batch, outcome, time.monotonic())
+            self._non_finite += sum(error is not None for error in outcome.errors)
         self.auditor.after_step(flight.txn.batch, quiet=not self._flights)
         return deltas
 

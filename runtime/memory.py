@@ -42,7 +42,18 @@ def recurrent_shapes(layers: tuple[LayerSpec, ...]) -> dict[int, RecurrentShape]
     return out
 
 
-def plan_memory(config: EngineConfig, spec: ModelSpec, kv_bytes_per_token: int) -> MemoryPlan:
+def state_bytes(config: EngineConfig, spec: ModelSpec, num_slots: int, k_max: int) -> int:
+    """What recurrent states take when every sequence runs: the pool, prefill's end states, snapshots of drafts."""
+    shapes = recurrent_shapes(spec.layers).values()
+    one = 4 * sum(s.conv_channels * (s.conv_width - 1) + s.heads * s.v_dim * s.k_dim for s in shapes)
+    halves = {config.decode_backend}
+    if config.speculative_attention_mode == "prefill":
+        halves.add(config.prefill_backend)
+    snapshots = 1 + k_max if "snapshot" in halves else 0
+    return one * (num_slots + config.max_num_seqs * (1 + snapshots))
+
+
+def plan_memory(config: EngineConfig, spec: ModelSpec, kv_bytes_per_token: int, k_max: int) -> MemoryPlan:
     """Resolves the zeros of `config`. Raises ConfigError when a given size cannot work."""
     max_model_len = config.max_model_len or spec.max_position_embeddings
     if max_model_len > spec.max_position_embeddings:
@@ -57,7 +68,13 @@ def plan_memory(config: EngineConfig, spec: ModelSpec, kv_bytes_per_token: int) 
         return MemoryPlan(max_model_len, config.num_blocks, num_slots, per_seq)
     wanted = per_seq * config.max_num_seqs + 1
     block_bytes = max(1, kv_bytes_per_token * config.block_size)
-    affordable = int(available_memory() * KV_SHARE) // block_bytes
+    left = available_memory() - state_bytes(config, spec, num_slots, k_max)
+    if left <= 0:
+        raise ConfigError(
+            f"the states of {config.max_num_seqs} sequences need {-left >> 20} MiB more than there is; "
+            "lower --max-num-seqs"
+        )
+    affordable = int(left * KV_SHARE) // block_bytes
     if affordable < per_seq + 1:
         raise ConfigError(
             f"one request of {max_model_len} tokens needs {per_seq * block_bytes >> 20} MiB of KV cache, and "

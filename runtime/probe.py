@@ -74,7 +74,7 @@ class Probe:
             path = torch.arange(row.num_fed, dtype=torch.int32, device=device)[None]
             self._pool.commit(txn, Verdict(counts, path, nothing, zero, zero.to(torch.int8)))
         except BaseException:
-            self._pool.abort(txn)
+            self._pool.abort_if_open(txn)
             raise
         self._pool.settle(txn, Outcome((kept,), ((),), (None,), (None,)))
 

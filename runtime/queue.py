@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from runtime.api import MAX_DRAFTS, MAX_LOGPROBS, ConfigError, Rejected, RejectReason, Request
 
 LARGEST = 2**62  # of any integer that goes to the device
+FURTHEST = 1e6  # of any number that does, either way; its inverse is the smallest factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,22 +75,24 @@ def _faults(request: Request, vocab_size: int) -> Iterator[tuple[str, str]]:
     for name, number in (("min_tokens", sampling.min_tokens), ("top_k", sampling.top_k)):
         if not 0 <= number <= LARGEST:
             yield name, f"{name} must be between 0 and {LARGEST}, not {number}."
-    if not 0.0 <= sampling.temperature < math.inf:
-        yield "temperature", f"temperature must be a number of at least 0, not {sampling.temperature}."
+    if not 0.0 <= sampling.temperature <= FURTHEST:
+        yield "temperature", f"temperature must be between 0 and {FURTHEST:g}, not {sampling.temperature}."
     if not 0.0 < sampling.top_p <= 1.0:
         yield "top_p", f"top_p must be above 0 and at most 1, not {sampling.top_p}."
     if not 0.0 <= sampling.min_p <= 1.0:
         yield "min_p", f"min_p must be between 0 and 1, not {sampling.min_p}."
-    if not 0.0 < sampling.repetition_penalty < math.inf:
-        yield "repetition_penalty", f"repetition_penalty must be above 0, not {sampling.repetition_penalty}."
+    if not 1 / FURTHEST <= sampling.repetition_penalty <= FURTHEST:
+        message = f"must be between {1 / FURTHEST:g} and {FURTHEST:g}, not {sampling.repetition_penalty}."
+        yield "repetition_penalty", f"repetition_penalty {message}"
     for name, penalty in (
         ("presence_penalty", sampling.presence_penalty),
         ("frequency_penalty", sampling.frequency_penalty),
     ):
-        if not math.isfinite(penalty):
-            yield name, f"{name} must be a finite number, not {penalty}."
+        if not abs(penalty) <= FURTHEST:
+            yield name, f"{name} must be at most {FURTHEST:g} either way, not {penalty}."
     for token, bias in sampling.logit_bias.items():
-        if token not in ids or not math.isfinite(bias):
-            yield "logit_bias", f"logit_bias must map ids below {vocab_size} to finite numbers, not {token} to {bias}."
+        if token not in ids or not abs(bias) <= FURTHEST:
+            message = f"ids below {vocab_size} to at most {FURTHEST:g} either way, not {token} to {bias}."
+            yield "logit_bias", f"logit_bias must map {message}"
     if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MAX_LOGPROBS:
         yield "logprobs", f"logprobs must be between 0 and {MAX_LOGPROBS}, not {sampling.logprobs}."

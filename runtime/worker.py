@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import selectors
 import signal
 import socket
@@ -215,5 +214,3 @@ def _first(channel: Channel) -> Start:
             if not isinstance(message, Start):
                 raise ProtocolError(f"the server sent {type(message).__name__} where start was expected")
             return message
-        if os.getppid() == 1:
-            raise EOFError("the server is gone")

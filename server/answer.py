@@ -199,11 +199,16 @@ class Answer:
         """What to deliver, as it comes, until every choice has ended. Raises EngineError when one cannot."""
         while self._open:
             touched: dict[int, Choice] = {}
-            for delta in await self._inbox.receive():
-                choice = self._choices[delta.request_id]
-                if choice.request.id in self._open:
-                    touched[choice.index] = choice
-                    self._take(choice, delta)
+            try:
+                for delta in await self._inbox.receive():
+                    choice = self._choices[delta.request_id]
+                    if choice.request.id in self._open:
+                        touched[choice.index] = choice
+                        self._take(choice, delta)
+            except EngineError:
+                for choice in touched.values():  # nobody gets their text any more, but they are counted
+                    self._emit(choice)
+                raise
             pieces = [piece for choice in touched.values() if (piece := self._emit(choice)) is not None]
             if pieces:
                 yield pieces

@@ -14,6 +14,7 @@ from typing import Protocol
 from server.tokenizer import TextTokenizer
 
 REPLACEMENT = "\ufffd"
+MOST_BYTES = 4  # of a character
 
 
 class Detokenizer(Protocol):
@@ -67,12 +68,26 @@ class WindowDetokenizer(Detokenizer):
         return self._release(final=True)
 
     def _release(self, *, final: bool) -> str:
-        before = self._tokenizer.decode(self._ids[self._start : self._read], skip_special_tokens=self._skip)
-        after = self._tokenizer.decode(self._ids[self._start :], skip_special_tokens=self._skip)
-        if len(after) <= len(before) or (after.endswith(REPLACEMENT) and not final):
+        before = self._decode(self._read)
+        for cut in range(1 if final else MOST_BYTES):  # the ids behind the last whole character wait
+            end = len(self._ids) - cut
+            if end <= self._read:
+                return ""
+            after = self._decode(end)
+            if final or not after.endswith(REPLACEMENT):
+                return self._take(end, after[len(before) :])
+        if len(self._ids) - self._read < 2 * MOST_BYTES:
             return ""
-        self._start, self._read = self._read, len(self._ids)
-        return after[len(before) :]
+        end = len(self._ids)  # no character takes this many ids: it is broken for good
+        return self._take(end, self._decode(end)[len(before) :])
+
+    def _take(self, end: int, text: str) -> str:
+        if text:
+            self._start, self._read = self._read, end
+        return text
+
+    def _decode(self, end: int) -> str:
+        return self._tokenizer.decode(self._ids[self._start : end], skip_special_tokens=self._skip)
 
 
 def detokenizer(tokenizer: TextTokenizer, *, skip_special_tokens: bool) -> Detokenizer:

@@ -51,13 +51,13 @@ class Settings(BaseModel):
     max_model_len: int = Field(0, ge=0, le=2**24, description="Longest prompt plus answer; 0: the model's own limit.")
     max_num_seqs: int = Field(32, ge=1, le=4096, description="Requests computed at once.")
     max_num_batched_tokens: int = Field(512, ge=1, le=2**20, description="Tokens computed in one step.")
-    max_queued_requests: int = Field(1024, ge=0, le=2**20, description="Requests that may wait; more get 429.")
+    max_queued_requests: int = Field(1024, ge=1, le=2**20, description="Requests that may wait; more get 429.")
     block_size: int = Field(16, ge=1, le=1024, description="Tokens in one KV block.")
     num_blocks: int = Field(0, ge=0, le=2**31 - 1, description="KV blocks; 0: derived from model and memory.")
     num_slots: int = Field(0, ge=0, le=2**31 - 1, description="Recurrent state slots; 0: derived.")
     settle_lag: int = Field(0, ge=0, le=1, description="Steps the host half of a commit may lag.")
     threads: int = Field(0, ge=0, le=4096, description="Compute threads; 0: follow CPU quota and affinity.")
-    audit_interval: int = Field(0, ge=0, description="Recompute the state of one in N verifications; 0: never.")
+    audit_interval: int = Field(0, ge=0, description="Recompute one request's state every N steps; 0: never.")
 
     generation_config: Literal["model", "none"] = Field(
         "model", description="Sampling defaults: the model's generation_config.json, or the API's own."

@@ -44,12 +44,23 @@ class BoundedHttp(HttpToolsProtocol):
                 self._head_timer = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
         super().data_received(data)
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            if self._responding():
+                self.cycle.keep_alive = False  # the answer that is running ends whole, and the connection with it
+                self.flow.pause_reading()
+                return
             length = b"content-length: %d\r\n\r\n" % len(HEAD_TOO_LARGE_BODY)
             self.transport.write(HEAD_TOO_LARGE + length + HEAD_TOO_LARGE_BODY)
             self.transport.close()
 
+    def _responding(self) -> bool:
+        """Whether an answer to an earlier request is still being written."""
+        return self.cycle is not None and not self.cycle.response_complete
+
     def _head_is_late(self) -> None:
-        self.transport.close()
+        if self._responding():
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
+        else:
+            self.transport.close()
 
     def _head_is_done(self) -> None:
         if self._head_timer is not None:

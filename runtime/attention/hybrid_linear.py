@@ -77,8 +77,7 @@ class HybridLinearAttnBackend(AttentionBackend):
         plan = self._own(ticket.plan)
         if plan not in self._unsettled:
             raise StateError(f"a ticket of step {ticket.serial} was handed to {self.name!r} twice, or too late")
-        if kept.device.type == "cpu":
-            check_kept(ticket, kept, path)
+        check_kept(ticket, kept, path)
         self._unsettled.remove(plan)
         self._linear.commit(plan.linear, kept, path)
         if plan.part.parents is not None:
@@ -117,7 +116,8 @@ class HybridLinearAttnBackend(AttentionBackend):
 def check_kept(ticket: VerifyTicket, kept: torch.Tensor, path: torch.Tensor) -> None:
     """Raises StateError unless 1 <= kept <= fed, prefill keeps all, and every kept node was fed.
 
-    On the CPU this costs nothing; on a device the kernel checks, leaves the row alone and raises a flag.
+    On the CPU this costs nothing. On a device it waits for the verdict: as long as no commit kernel checks there and
+    raises a flag, being right goes before not waiting.
     """
     for row, (count, fed, nodes) in enumerate(zip(kept.tolist(), ticket.fed, path.tolist(), strict=True)):
         if not 1 <= count <= fed:

@@ -95,11 +95,12 @@ class EndStates:
         """Room for scratch rows 0..num_rows - 1; grows by doubling, never shrinks."""
         if num_rows <= self._capacity:
             return
-        self._capacity = max(num_rows, 2 * self._capacity)
+        capacity = max(num_rows, 2 * self._capacity)
         for layer, conv in self._store.conv.items():
-            self._conv[layer] = conv.new_empty(self._capacity, *conv.shape[1:])
+            self._conv[layer] = conv.new_empty(capacity, *conv.shape[1:])
             state = self._store.state[layer]
-            self._state[layer] = state.new_empty(self._capacity, *state.shape[1:])
+            self._state[layer] = state.new_empty(capacity, *state.shape[1:])
+        self._capacity = capacity  # last, so that an allocation that failed is tried again
 
     def mix(
         self, layer: int, recurrence: Recurrence, x: torch.Tensor, gates: torch.Tensor, plan: LinearPlan
@@ -115,8 +116,7 @@ class EndStates:
             mixed = conv_block(raw, conv, recurrence.conv_weight, recurrence.conv_bias, None)
             y, end = recurrence.scan(mixed, tile.pad(gates), state)
             scratch = slice(plan.first_row + rows.start, plan.first_row + rows.stop)
-            path = torch.arange(tile.width, device=raw.device).expand(tile.num_rows, -1)
-            self._conv[layer][scratch] = conv_window(raw, conv, path, tile.last + 1)
+            self._conv[layer][scratch] = conv_window(raw, conv, None, tile.last + 1)
             self._state[layer][scratch] = end
             outputs.append(tile.unpad(y))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

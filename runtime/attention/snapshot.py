@@ -98,8 +98,9 @@ class SnapshotLinear(LinearAttention):
         if rows <= self._rows and width <= self._width:
             return
         # Parts planned earlier in this step have not run yet, so their scratch may still be replaced.
-        self._rows, self._width = max(rows, self._rows), max(width, self._width)
+        rows, width = max(rows, self._rows), max(width, self._width)
         for layer, conv in self._store.conv.items():
-            self._conv[layer] = conv.new_empty(self._rows, self._width, *conv.shape[1:])
+            self._conv[layer] = conv.new_empty(rows, width, *conv.shape[1:])
             state = self._store.state[layer]
-            self._state[layer] = state.new_empty(self._rows, self._width, *state.shape[1:])
+            self._state[layer] = state.new_empty(rows, width, *state.shape[1:])
+        self._rows, self._width = rows, width  # last, so that an allocation that failed is tried again

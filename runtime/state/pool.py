@@ -147,8 +147,7 @@ class StatePool:
                 raise StateError(f"a ticket of rows {ticket.rows} cannot settle rows {part.rows}")
             if self.backend.select(ticket.kind) is not ticket.backend:
                 raise StateError(f"{ticket.backend.name!r} does not run {ticket.kind.value} rows here")
-            if verdict.kept.device.type == "cpu":
-                check_kept(ticket, verdict.kept[ticket.rows], verdict.path[ticket.rows])
+            check_kept(ticket, verdict.kept[ticket.rows], verdict.path[ticket.rows])
         for ticket in txn.tickets:
             self.backend.update_mamba_state_after_mtp_verify(
                 ticket, verdict.kept[ticket.rows], verdict.path[ticket.rows]
@@ -241,6 +240,7 @@ class StatePool:
         if lease.serial not in self._written:
             self._written[lease.serial] = 0
             self.lengths[lease.slot] = 0
+            self._table[lease.slot] = 0
             self.backend.forget(lease.slot)
         known = self._written[lease.serial]
         if known < len(lease.blocks):

@@ -16,13 +16,14 @@ from server.job import SamplingDefaults, make_job
 from server.schema.completions import CompletionRequest
 from server.settings import embedded_model_dir
 from server.tokenizer import TextTokenizer
+from tests.support.fake_engine import EOS, VOCAB
 
 TOKENIZER = TextTokenizer.load(embedded_model_dir())
 INFO = ModelInfo(
     architecture="x",
-    vocab_size=1280,
+    vocab_size=VOCAB,
     max_model_len=2048,
-    eos_ids=(1275,),
+    eos_ids=(EOS,),
     max_drafts=7,
     choices={},
     startup_seconds={},
@@ -190,7 +191,7 @@ def test_text_tokens_and_reason_do_not_depend_on_the_deltas(
     text: str, at: list[int], stops: list[str], min_tokens: int, finish: FinishReason, include: bool, skip: bool
 ) -> None:
     ids = TOKENIZER.encode(text, add_special_tokens=False)
-    ids += [1275] if finish is FinishReason.STOP or not ids else []
+    ids += [EOS] if finish is FinishReason.STOP or not ids else []
     fields: dict[str, object] = {
         "stop": stops,
         "min_tokens": min(min_tokens, len(ids)),

@@ -13,7 +13,7 @@ from runtime.api import CapacityError, ConfigError, RequestError, StateError
 from server.errors import ApiError, field_path, from_exception
 from server.link import UnavailableError
 from tests.server.live import CHAT, COMPLETIONS, LiveServer, live, wait_until
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import VOCAB, FakeEngine
 
 USER = [{"role": "user", "content": "hi"}]
 INSIDE = re.compile(r"0x[0-9a-f]{4}|/[a-z]+/[a-z]+\.py|Traceback|/secret", re.IGNORECASE)
@@ -167,8 +167,8 @@ def test_bad_chat_requests(shared: LiveServer, fields: dict[str, Any], param: st
         [1.0],
         [[1], "a"],
         [[1], []],
-        [1280],
-        [[5], [1280]],
+        [VOCAB],
+        [[5], [VOCAB]],
     ],
 )
 def test_bad_prompts(shared: LiveServer, prompt: Any) -> None:
@@ -362,8 +362,8 @@ def test_field_paths() -> None:
 
 
 def test_more_requests_than_the_engine_could_ever_hold_are_429() -> None:
-    with live(FakeEngine(), max_queued_requests=0, max_num_seqs=1) as server:
-        for _ in range(2):
+    with live(FakeEngine(), max_queued_requests=1, max_num_seqs=1) as server:
+        for _ in range(4):
             server.service.admission.enter()
         check(server.chat(), 429, None)
 

@@ -29,7 +29,7 @@ from server.inline_link import InlineLink
 from server.link import EngineGoneError, EngineLink, Inbox, StartError, UnavailableError, refusal
 from server.process_link import ProcessLink, worker_command
 from tests.server.live import PATIENCE
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import EOS, FakeEngine
 
 Scenario = Callable[[EngineLink], Coroutine[Any, Any, None]]
 
@@ -88,7 +88,7 @@ def test_generation(make: Callable[[], EngineLink]) -> None:
         link.observe_last(last.append)
         await link.submit(request(), inbox)
         deltas = await collect(inbox)
-        assert [token for delta in deltas for token in delta.tokens] == [5, 6, 7, 1275]
+        assert [token for delta in deltas for token in delta.tokens] == [5, 6, 7, EOS]
         assert deltas[-1].finish is FinishReason.STOP
         assert last == deltas[-1:]
         assert link.open_requests() == 0
@@ -116,7 +116,7 @@ def test_several_requests_share_an_inbox(make: Callable[[], EngineLink]) -> None
         by_id = {
             name: [token for delta in deltas if delta.request_id == name for token in delta.tokens] for name in "ab"
         }
-        assert by_id == {"a": [5, 6, 7, 1275], "b": [8, 9, 1275]}
+        assert by_id == {"a": [5, 6, 7, EOS], "b": [8, 9, EOS]}
 
     run(make, scenario)
 

@@ -21,12 +21,13 @@ from server.schema.completions import COMPLETION_NEUTRAL, CompletionRequest
 from server.service import Model
 from server.settings import embedded_model_dir
 from server.tokenizer import TextTokenizer
+from tests.support.fake_engine import EOS, VOCAB
 
 INFO = ModelInfo(
     architecture="x",
-    vocab_size=1280,
+    vocab_size=VOCAB,
     max_model_len=2048,
-    eos_ids=(1275,),
+    eos_ids=(EOS,),
     max_drafts=7,
     choices={},
     startup_seconds={},

@@ -7,10 +7,12 @@ the counters behave as the real engine's; `hold` freezes generation until `relea
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from runtime.api import (
     Accepted,
@@ -27,6 +29,10 @@ from runtime.api import (
     TokenLogprobs,
 )
 
+ASSET = Path(__file__).parents[2] / "runtime" / "assets" / "model"
+VOCAB: int = json.loads((ASSET / "config.json").read_text())["vocab_size"]  # the tokenizer is the real one
+EOS_IDS: tuple[int, ...] = tuple(json.loads((ASSET / "generation_config.json").read_text())["eos_token_id"])
+EOS = EOS_IDS[0]
 BURSTS = (1, 3, 2, 4)
 Script = Callable[[Request], Iterable[int]]
 
@@ -45,8 +51,8 @@ class FakeEngine(EngineCore):
     def __init__(
         self,
         *,
-        vocab_size: int = 1280,
-        eos_ids: tuple[int, ...] = (1275, 1273),
+        vocab_size: int = VOCAB,
+        eos_ids: tuple[int, ...] = EOS_IDS,
         max_model_len: int = 2048,
         max_running: int = 64,
         max_queued: int = 64,
@@ -169,7 +175,7 @@ class FakeEngine(EngineCore):
         logprobs = None
         if sampling.logprobs is not None:
             logprobs = tuple(
-                TokenLogprobs(t, -0.5, tuple(((t + i) % 1280, -0.5 - i) for i in range(sampling.logprobs)))
+                TokenLogprobs(t, -0.5, tuple(((t + i) % VOCAB, -0.5 - i) for i in range(sampling.logprobs)))
                 for t in block
             )
         return Delta(
