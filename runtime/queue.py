@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from runtime.api import MAX_DRAFTS, MAX_LOGPROBS, ConfigError, Rejected, RejectReason, Request
 
 LARGEST = 2**62  # of any integer that goes to the device
-FURTHEST = 1e6  # of any number that does, either way; its inverse is the smallest factor
+FURTHEST = 1e30  # of any number that does, either way (float32 ends at 3e38); its inverse is the smallest factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.rotary import full_width, partners
+from kernels.rotary.tables import full_width, partners
 
 TABLE_LIMIT = 2**22
 DRAFT_ROOM = 64

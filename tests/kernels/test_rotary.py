@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from kernels.registry import IMPLEMENTATIONS, load
-from kernels.rotary import full_width, partners
 from kernels.rotary.cases import SHAPES, Case, make
 from kernels.rotary.reference import apply_rotary
+from kernels.rotary.tables import full_width, partners
 from tests.kernels.checks import assert_exact
 
 NAMES = tuple(IMPLEMENTATIONS["rotary.apply_rotary"])
