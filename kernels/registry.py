@@ -24,6 +24,7 @@ IMPLEMENTATIONS: dict[str, dict[str, str]] = {
     "norm.rms_norm_gated": {"reference": "kernels.norm.reference:rms_norm_gated"},
     "paged_attention.attend": {"reference": "kernels.paged_attention.reference:attend"},
     "paged_attention.layout": {"reference": "kernels.paged_attention.reference:layout"},
+    "paged_attention.successive": {"reference": "kernels.paged_attention.reference:successive"},
     "paged_attention.kv_write": {"reference": "kernels.paged_attention.reference:kv_write"},
     "paged_attention.move_cells": {"reference": "kernels.paged_attention.reference:move_cells"},
     "rotary.apply_rotary": {"reference": "kernels.rotary.reference:apply_rotary"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import selectors
 import signal
@@ -196,6 +197,9 @@ def _run(channel: Channel) -> int:
         channel.send(Fatal(f"the engine cannot start: {error}"))
         return 1
     info = msgspec.structs.replace(engine.info, startup_seconds={"import": imported, **engine.info.startup_seconds})
+    # What lives now lives as long as the process: the collector need not walk through it between steps.
+    gc.collect()
+    gc.freeze()
     channel.send(Ready(info))
     try:
         serve(channel, engine)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch.nn import functional
 
 from kernels.state_fold.reference import unroll
 from kernels.tree import relative_decay
@@ -65,8 +64,9 @@ def block(
     n, T, Hv, V = v.shape
     Hk, K = k.shape[2:]
     R = Hv // Hk
-    # x / |x| is an RMS norm times K ** -0.5; what is left of the query's scale waits for y.
-    unit = functional.rms_norm(torch.cat([q, k], 1).to(state.dtype), (K,), None, EPSILON / K) * K**-0.5
+    # The query's scale waits for y.
+    both = torch.cat([q, k], 1).to(state.dtype)
+    unit = both * torch.linalg.vector_norm(both, dim=3, keepdim=True).square_().add_(EPSILON).rsqrt_()
     key = unit[:, T:]
     a = g.to(state.dtype)
     total, pair = relative_decay(a, parents)

@@ -12,7 +12,7 @@ from kernels.paged_attention import reference
 from kernels.paged_attention.reference import Layout
 from kernels.registry import implementation
 
-__all__ = ["Layout", "attend", "kv_write", "layout", "move_cells"]
+__all__ = ["Layout", "attend", "kv_write", "layout", "move_cells", "successive"]
 
 
 def kv_write(
@@ -46,6 +46,17 @@ def layout(
     """
     run = implementation("paged_attention.layout", block_table.device.type, reference.layout)
     return run(block_table, lengths, fed, max_context, block_size, parents)
+
+
+def successive(
+    block_table: torch.Tensor, lengths: torch.Tensor, count: int, max_context: int, block_size: int
+) -> list[Layout]:
+    """The layouts of `count` steps that feed one token per row each: row i at lengths[i], lengths[i] + 1, ...
+
+    Equal to `layout` with the lengths of each step, for less. `max_context` bounds lengths + count.
+    """
+    run = implementation("paged_attention.successive", block_table.device.type, reference.successive)
+    return run(block_table, lengths, count, max_context, block_size)
 
 
 def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:

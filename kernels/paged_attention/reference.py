@@ -86,16 +86,13 @@ def layout(
         filled = [min(start + j, last) for start in starts[:-1] for j in range(width)]
         taken = [i * width + j for i, count in enumerate(fed) for j in range(count)]
         made.filled, made.taken = torch.tensor(filled, device=device), torch.tensor(taken, device=device)
-    position = torch.arange(context, device=device)
-    first = block_table[:, : -(-context // block_size), None] * block_size
-    cells = (first + torch.arange(block_size, device=device)).flatten(1)[:, :context]
-    ahead = position - lengths.unsqueeze(1)  # [n, context], >= 0 for the tokens fed now
+    cells, ahead = _context(block_table, lengths, context, block_size)
     exact = n == 1 and device.type == "cpu" and int(lengths[0]) + width == context
     if not exact:
         # A position behind the row's end reads the row's first cell, which is finite, and is masked in the scores.
         # Masking alone is not enough: a probability of 0 times a NaN value is NaN.
         end = width if uniform else torch.tensor(fed, device=device).unsqueeze(1)
-        cells = torch.where(ahead < end, cells, first[:, 0])
+        cells = torch.where(ahead < end, cells, cells[:, :1])
     made.cells = cells.reshape(-1)
     if parents is not None:
         node = ahead.clamp(0, width - 1).unsqueeze(1).expand(n, width, context)
@@ -104,6 +101,33 @@ def layout(
     elif not exact or width > 1:
         made.visible = ahead.unsqueeze(1) <= torch.arange(width, device=device).unsqueeze(1)
     return made
+
+
+def successive(
+    block_table: torch.Tensor, lengths: torch.Tensor, count: int, max_context: int, block_size: int
+) -> list[Layout]:
+    """See `kernels.paged_attention.successive`."""
+    n = lengths.shape[0]
+    context = min(max_context, block_table.shape[1] * block_size)
+    cells, ahead = _context(block_table, lengths, context, block_size)
+    if n == 1 and lengths.device.type == "cpu" and int(lengths[0]) + count == context:
+        ends = range(context - count + 1, context + 1)
+        return [Layout(1, 1, context=end, cells=cells[0, :end]) for end in ends]
+    made = []
+    for step in range(count):
+        seen = ahead <= step
+        chosen = torch.where(seen, cells, cells[:, :1]).reshape(-1)
+        made.append(Layout(n, 1, context=context, cells=chosen, visible=seen.unsqueeze(1)))
+    return made
+
+
+def _context(
+    block_table: torch.Tensor, lengths: torch.Tensor, context: int, block_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of every row's first `context` positions [n, context]: the cells, and how far behind `lengths` they lie."""
+    first = block_table[:, : -(-context // block_size), None] * block_size
+    cells = (first + torch.arange(block_size, device=lengths.device)).flatten(1)[:, :context]
+    return cells, torch.arange(context, device=lengths.device) - lengths.unsqueeze(1)
 
 
 def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: Layout, scale: float) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.paged_attention import layout
+from kernels.paged_attention import successive
 from runtime.api import CapabilityError, StateError
 from runtime.attention.backend import Recurrence, StepContext
 from runtime.attention.full import FullAttention, FullPlan, cells_of
@@ -93,35 +93,38 @@ class MtpProposer(SpeculativeProposer):
         state, slots = self._last[index], fb.slots[index]
         token = self._model.logits(state).argmax(-1)
         out[index, 0] = token
-        lengths = self._pool.lengths[slots]
-        context = max(txn.batch.rows[i].lease.bound for i in rows)
-        table = self._pool.table_of(slots, context + depth)
-        for step in range(1, depth):
-            plan = self._plan(slots, table, lengths + (step - 1), context + step)
-            state = self._head.forward(token, state, plan.part.positions, _DraftContext(self._full, (plan,)))
-            token = self._model.logits(state).argmax(-1)
-            out[index, step] = token
+        if depth > 1:
+            for step, plan in enumerate(self._plans(txn, rows, slots, depth - 1), 1):
+                state = self._head.forward(token, state, plan.part.positions, _DraftContext(self._full, (plan,)))
+                token = self._model.logits(state).argmax(-1)
+                out[index, step] = token
         return Drafts(out, num_drafts)
 
-    def _plan(self, slots: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, max_context: int) -> FullPlan:
-        count = slots.shape[0]
-        rows = torch.arange(count, device=slots.device)
-        part = StepPart(
-            kind=RowKind.DECODE,
-            rows=slice(0, count),
-            tokens=slice(0, count),
-            slots=slots,
-            slot_ids=(),
-            lengths=lengths,
-            fed=(1,) * count,
-            row_starts=torch.arange(count + 1, device=slots.device),
-            positions=lengths,
-            block_table=table,
-            max_context=max_context,
-        )
-        size = self._store.block_size
-        seen = layout(table, lengths, part.fed, max_context, size)
-        return FullPlan(part, cells_of(table, None if count == 1 else rows, lengths, size), seen)
+    def _plans(self, txn: StateTxn, rows: list[int], slots: torch.Tensor, count: int) -> list[FullPlan]:
+        """Where the entries of `count` throw-away steps lie, one token per row each, and what they attend to."""
+        size, n = self._store.block_size, len(rows)
+        lengths = self._pool.lengths[slots]
+        context = max(txn.batch.rows[i].lease.bound for i in rows) + count
+        table = self._pool.table_of(slots, context)
+        starts = torch.arange(n + 1, device=slots.device)
+        plans = []
+        for step, seen in enumerate(successive(table, lengths, count, context, size)):
+            places = lengths + step if step else lengths
+            part = StepPart(
+                kind=RowKind.DECODE,
+                rows=slice(0, n),
+                tokens=slice(0, n),
+                slots=slots,
+                slot_ids=(),
+                lengths=places,
+                fed=(1,) * n,
+                row_starts=starts,
+                positions=places,
+                block_table=table,
+                max_context=context,
+            )
+            plans.append(FullPlan(part, cells_of(table, None if n == 1 else starts[:-1], places, size), seen))
+        return plans
 
 
 def build(parts: ProposerParts) -> MtpProposer:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.paged_attention.cases import SHAPES, Case, Shape, make
-from kernels.paged_attention.reference import attend, kv_write, layout, move_cells
+from kernels.paged_attention.reference import attend, kv_write, layout, move_cells, successive
 from kernels.registry import IMPLEMENTATIONS, load
 from tests.kernels import oracles
 from tests.kernels.checks import assert_exact, strided
@@ -85,6 +85,23 @@ def test_padding_rows_do_no_harm(name: str) -> None:
     got = run(name, replace(case, block_table=table))
     want = oracles.attention(case)
     assert_exact(got[[0, 2]], want[[0, 2]])
+
+
+@pytest.mark.parametrize("lengths", [(0,), (5,), (5, 16, 3), (0, 9)])
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("name", tuple(IMPLEMENTATIONS["paged_attention.successive"]))
+def test_successive_steps_are_laid_out_like_single_ones(name: str, count: int, lengths: tuple[int, ...]) -> None:
+    case = make(Shape(lengths, (count,) * len(lengths)))
+    size, queries = case.k_cache.shape[1], case.q.view(len(lengths), count, *case.q.shape[1:])
+    run_successive = load("paged_attention.successive", name, successive)
+    for bound in (case.max_context, max(lengths) + count):
+        made = run_successive(case.block_table, case.lengths, count, bound, size)
+        for step, seen in enumerate(made):
+            got = load("paged_attention.attend", name, attend)(
+                queries[:, step], case.k_cache, case.v_cache, seen, case.scale
+            )
+            single = replace(case, q=queries[:, step], lengths=case.lengths + step, fed=(1,) * len(lengths))
+            torch.testing.assert_close(got, run(name, single), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 40])
