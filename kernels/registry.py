@@ -45,7 +45,7 @@ def load(op: str, name: str, like: Function) -> Function:
     """Imports implementation `name` of `op`; `like` is the reference, whose signature every implementation has."""
     del like
     module, attribute = IMPLEMENTATIONS[op][name].split(":")
-    return cast(Function, getattr(import_module(module), attribute))
+    return cast(Function, vars(import_module(module))[attribute])
 
 
 def implementation(op: str, device_type: str, like: Function) -> Function:
