@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, Self, TypeVar
 
@@ -106,14 +107,14 @@ class SamplingFields(BaseModel):
         return self
 
     @property
+    @abstractmethod
     def top_logprobs_wanted(self) -> int | None:
         """Alternatives per token, 0 for the sampled token alone, None for no logprobs."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def max_new_tokens(self) -> int | None:
         """The limit the request names or its route implies; None for the rest of the context."""
-        raise NotImplementedError
 
 
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
