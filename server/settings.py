@@ -65,8 +65,28 @@ class Settings(BaseModel):
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, le=2**30, description="Largest request body.")
     max_choices: int = Field(128, ge=1, le=4096, description="Prompts times n in one request.")
     body_timeout: float = Field(30.0, gt=0, le=3600, description="Seconds a client may take to send its body.")
-    drain_timeout: float = Field(30.0, ge=0, le=86400, description="Seconds running requests may take after SIGTERM.")
-    stall_timeout: float = Field(60.0, gt=0, le=86400, description="Seconds of engine silence that mean it is dead.")
+    drain_timeout: float = Field(300.0, ge=0, le=86400, description="Seconds running requests may take after SIGTERM.")
+    write_timeout: float = Field(
+        60.0, gt=0, le=86400, description="Seconds a client may leave its full buffer (64 KiB) unread."
+    )
+    stall_timeout: float = Field(
+        60.0, gt=0, le=86400, description="Seconds without progress of the engine after which /live fails."
+    )
+    stall_action: Literal["report", "restart"] = Field(
+        "report", description="A stalled engine: only fail /live, or also kill and restart it."
+    )
+    engine_restarts: int = Field(
+        3, ge=0, le=1000, description="Restarts in a row of an engine that ended; then /live fails for good."
+    )
+    engine_restart_backoff: float = Field(
+        1.0, ge=0, le=60, description="Seconds before a restart, doubled for each further one in a row, at most 60."
+    )
+    engine_restart_reset: float = Field(
+        600.0, ge=0, le=86400, description="Seconds an engine must serve for earlier restarts to be forgotten."
+    )
+    engine_start_timeout: float = Field(
+        1800.0, gt=0, le=86400, description="Seconds an engine may take until it is ready."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line to log.")
 
     @field_validator("speculative")
@@ -119,6 +139,11 @@ class Settings(BaseModel):
     def proposer(self) -> str:
         """The drafting method alone."""
         return self.speculative.partition(":")[0]
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafted tokens per verification of a request that does not say; call it on resolved settings."""
+        return int(self.speculative.partition(":")[2] or 0)
 
     def engine_config(self) -> EngineConfig:
         """What the engine is told; call it on resolved settings."""
