@@ -160,15 +160,27 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     timing: RequestTiming | None = None
 
 
+class Distribution(msgspec.Struct, array_like=True):
+    """Observations by size, of a name in `DISTRIBUTIONS`; never falling.
+
+    `counts[i]` were at most the i-th bound and above the one before it, the last was above all; `total` is their sum.
+    """
+
+    counts: list[int]
+    total: float = 0.0
+
+
 class EngineStats(msgspec.Struct, kw_only=True):
     """A snapshot of the engine's counters (never falling) and gauges, sent with every step and heartbeat.
 
-    Per-position lists are indexed by draft position (0-based) and have `MAX_DRAFTS` entries. `steps` and `step_seconds`
-    are keyed by the fixed names of `STEP_KINDS` and `STEP_PHASES`.
+    Per-position lists are indexed by draft position (0-based) and have `MAX_DRAFTS` entries. Dictionaries are keyed by
+    fixed names: `steps` by `STEP_KINDS`, `step_seconds` by `STEP_PHASES`, `commit_rows` by `ROW_KINDS`, `state_copies`
+    by `STATE_COPIES`, `memory_bytes` by `MEMORY_KINDS`, `distributions` by `DISTRIBUTIONS`; what is missing is 0.
     """
 
     # gauges
     running: int = 0
+    waiting_deferred: int = 0
     waiting_seqs: int = 0
     waiting_kv: int = 0
     waiting_state: int = 0
@@ -178,11 +190,14 @@ class EngineStats(msgspec.Struct, kw_only=True):
     state_slots_used: int = 0
     state_slots_cached: int = 0
     state_slots_total: int = 0
+    state_slot_bytes: int = 0
+    memory_bytes: dict[str, int] = {}
     last_step_time: float = 0.0
     step_serial: int = 0
     # counters of steps and tokens
     steps: dict[str, int] = {}
     step_seconds: dict[str, float] = {}
+    distributions: dict[str, Distribution] = {}
     step_tokens: int = 0
     prompt_tokens_computed: int = 0
     tokens_emitted: int = 0
@@ -192,14 +207,18 @@ class EngineStats(msgspec.Struct, kw_only=True):
     settle_waits: int = 0
     # counters: the commit
     commits: int = 0
+    commit_rows: dict[str, int] = {}
     commits_full: int = 0
     commits_partial: int = 0
     commits_bonus_only: int = 0
     commits_missing: int = 0
     aborted_steps: int = 0
     folds: int = 0
+    state_copies: dict[str, int] = {}
     audits_ok: int = 0
     audits_mismatch: int = 0
+    audits_skipped: int = 0
+    audit_worst: float = 0.0
     # counters of speculation
     spec_verifications: int = 0
     spec_drafted: int = 0
@@ -209,10 +228,35 @@ class EngineStats(msgspec.Struct, kw_only=True):
     spec_accepted_at: list[int] = msgspec.field(default_factory=lambda: [0] * MAX_DRAFTS)
     draft_failures: int = 0
     non_finite_rows: int = 0
+    # the prefix cache; dictionaries are keyed by CACHE_TIERS, CHECKPOINT_TRIGGERS and CACHE_LOSSES
+    checkpoints: dict[str, int] = {}
+    checkpoints_total: dict[str, int] = {}
+    checkpoints_written: dict[str, int] = {}
+    checkpoint_evictions: int = 0
+    kv_evicted_blocks: int = 0
+    cache_query_tokens: int = 0
+    cache_hit_tokens: dict[str, int] = {}
+    cache_lost_tokens: dict[str, int] = {}
+    resumed_tokens: int = 0
 
 
 STEP_KINDS = ("prefill", "decode", "verify", "mixed")
+CACHE_TIERS = ("device", "host")
+CHECKPOINT_TRIGGERS = ("prompt", "interval", "fork", "end", "preemption")
+CACHE_LOSSES = ("no_checkpoint", "evicted")
 STEP_PHASES = ("schedule", "prepare", "forward", "judge", "commit", "extend", "propose", "settle")
+ROW_KINDS = ("prefill", "decode", "verify")
+STATE_COPIES = ("commit", "fold", "checkpoint", "restore", "to_host", "from_host")
+MEMORY_KINDS = ("weights", "kv", "state", "candidates", "draft")
+DISTRIBUTIONS: dict[str, tuple[float, ...]] = {
+    "step_tokens": tuple(float(2**e) for e in range(15)),
+    "batch_size": tuple(float(2**e) for e in range(11)),
+    "step_seconds": (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+    "commit_seconds": (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0),
+    "draft_seconds": (1e-4, 2.5e-4, 5e-4, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0),
+    "verify_seconds": (1e-4, 2.5e-4, 5e-4, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0),
+    "accepted_length": tuple(float(n) for n in range(MAX_DRAFTS + 1)),
+}
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,7 +287,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine says of itself once it is ready. `choices` are all resolved settings, in print order."""
+    """What the engine says of itself once it is ready. `choices` are all resolved settings, in print order.
+
+    `versions` of what it computes with: torch, cuda, triton.
+    """
 
     architecture: str
     vocab_size: int
@@ -252,6 +299,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_drafts: int
     choices: dict[str, str]
     startup_seconds: dict[str, float]
+    versions: dict[str, str] = {}
 
 
 # --- messages, server to engine -------------------------------------------------------------------------------------

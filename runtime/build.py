@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -109,6 +110,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, *, pois
         max_drafts=k_max,
         choices=_choices(config, spec, plan, pool, proposer, threads, scheduler.max_len),
         startup_seconds=startup.seconds,
+        versions={"torch": torch.__version__, "cuda": torch.version.cuda or "none", "triton": _triton_version()},
     )
     return Engine(
         info=info,
@@ -121,6 +123,13 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, *, pois
         auditor=Auditor(pool, runner, config.audit_interval),
         settle_lag=config.settle_lag,
     )
+
+
+def _triton_version() -> str:
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return "none"
 
 
 def _device(name: str) -> torch.device:

@@ -87,9 +87,8 @@ sum by (phase) (rate(lockstep_scheduler_step_seconds_total[5m])) / ignoring(phas
 ```"""
 
 INFO = """\
-Three more are always 1 and say what runs in their labels: `lockstep_build_info` (`version`, `python`),
-`lockstep_cache_config_info` (`block_size`, `num_blocks`, `state_slots`) and `lockstep_backend_info` (`prefill`,
-`decode`, `verify`, `speculative`, `dtype`, `device`). `process_*` are the HTTP process's own."""
+Series whose labels have no values here are always 1: their labels say what runs, and they exist as soon as the engine
+is ready. `process_*` are the HTTP process's own."""
 
 
 def cell(text: str) -> str:
@@ -169,8 +168,10 @@ def configuration() -> str:
 def labels_of(row: Row) -> str:
     """Labels that differ between a row's series, with all their values."""
     common = base_labels(row, "", "")
-    own = [f"`{label}`: {', '.join(map(code, values))}" for label, values in row.labels.items() if label not in common]
-    return "; ".join(own)
+    own = {label: values for label, values in row.labels.items() if label not in common}
+    return "; ".join(
+        f"{code(label)}: {', '.join(map(code, values))}" if values else code(label) for label, values in own.items()
+    )
 
 
 def buckets() -> str:

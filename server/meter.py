@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from runtime.api import Delta, EngineStats, ModelInfo
-from server.metrics import CODES, METHODS, PREFIX, START_PHASES, TABLE, Row
+from runtime.api import Delta, Distribution, EngineStats, ModelInfo
+from server.metrics import CHOICES, CODES, METHODS, PREFIX, START_PHASES, TABLE, Row
 
+FAMILIES: dict[str, type[CounterMetricFamily] | type[GaugeMetricFamily] | type[HistogramMetricFamily]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -41,15 +48,21 @@ class EngineCollector(Collector):
             if row.source is None:
                 continue
             common = base_labels(row, self._model_name, self._method)
-            names = [*common, *row.labels]
-            family: CounterMetricFamily | GaugeMetricFamily
-            if row.kind == "counter":
-                family = CounterMetricFamily(PREFIX + row.name, row.help, labels=names)
-            else:
-                family = GaugeMetricFamily(PREFIX + row.name, row.help, labels=names)
-            for values, number in row.source(stats):
-                family.add_metric([*common.values(), *values], number)
+            family = FAMILIES[row.kind](PREFIX + row.name, row.help, labels=[*common, *row.labels])
+            for values, read in row.source(stats):
+                labels = [*common.values(), *values]
+                if isinstance(family, HistogramMetricFamily):
+                    assert isinstance(read, Distribution)
+                    family.add_metric(labels, cumulative(row.buckets, read.counts), read.total)
+                else:
+                    assert not isinstance(read, Distribution)
+                    family.add_metric(labels, read)
             yield family
+
+
+def cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Counts between bounds as the page has them: how many were at most each bound, at last all."""
+    return list(zip([*map(floatToGoString, bounds), "+Inf"], itertools.accumulate(counts), strict=True))
 
 
 def package_version() -> str:
@@ -69,25 +82,12 @@ class Meter:
         self._counters: dict[str, dict[tuple[str, ...], Counter]] = {}
         self._gauges: dict[str, dict[tuple[str, ...], Gauge]] = {}
         self._histograms: dict[str, dict[tuple[str, ...], Histogram]] = {}
+        self._told: list[tuple[Row, Gauge]] = []
         for row in TABLE:
             if row.source is None:
                 self._create(row, base_labels(row, model_name, method))
         self.registry.register(EngineCollector(read_stats, model_name, method))
         ProcessCollector(registry=self.registry)
-        build = Gauge(PREFIX + "build_info", "Versions.", ["version", "python"], registry=self.registry)
-        build.labels(package_version(), platform.python_version()).set(1)
-        self._cache_info = Gauge(
-            PREFIX + "cache_config_info",
-            "Capacities.",
-            ["model_name", "block_size", "num_blocks", "state_slots"],
-            registry=self.registry,
-        )
-        self._backend_info = Gauge(
-            PREFIX + "backend_info",
-            "Resolved choices of the engine.",
-            ["model_name", "prefill", "decode", "verify", "speculative", "dtype", "device"],
-            registry=self.registry,
-        )
         self._model_name = model_name
 
     def _create(self, row: Row, common: Mapping[str, str]) -> None:
@@ -98,6 +98,8 @@ class Meter:
             self._counters[row.name] = {c: counter.labels(*common.values(), *c) for c in combinations}
         elif row.kind == "gauge":
             gauge = Gauge(name, row.help, names, registry=self.registry)
+            if row.told:
+                self._told.append((row, gauge))
             self._gauges[row.name] = {c: gauge.labels(*common.values(), *c) for c in combinations}
         else:
             histogram = Histogram(name, row.help, names, buckets=row.buckets, registry=self.registry)
@@ -113,18 +115,16 @@ class Meter:
         """The page."""
         return generate_latest(self.registry)
 
-    def engine_ready(self, info: ModelInfo, stats: EngineStats, block_size: int) -> None:
-        """The engine came up."""
+    def engine_ready(self, info: ModelInfo, num_drafts: int) -> None:
+        """The engine came up, and says what it is. `num_drafts`: for a request that does not say."""
         for phase, seconds in info.startup_seconds.items():
             if phase in START_PHASES:
                 self._gauges["startup_seconds"][(phase,)].set(seconds)
-        self._cache_info.labels(
-            self._model_name, str(block_size), str(stats.kv_blocks_total), str(stats.state_slots_total)
-        ).set(1)
-
-    def backends(self, **choices: str) -> None:
-        """The resolved choices, once."""
-        self._backend_info.labels(model_name=self._model_name, **choices).set(1)
+        self._gauges["spec_num_tokens"][()].set(num_drafts)
+        said = info.choices | info.versions | {"version": package_version(), "python": platform.python_version()}
+        for row, gauge in self._told:
+            gauge.clear()
+            gauge.labels(self._model_name, *(said.get(CHOICES.get(label, label), "") for label in row.labels)).set(1)
 
     def startup_total(self, seconds: float) -> None:
         """From process start to ready."""

@@ -6,12 +6,21 @@ never come from a request.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from runtime.api import (
+    CACHE_LOSSES,
+    CACHE_TIERS,
+    CHECKPOINT_TRIGGERS,
+    DISTRIBUTIONS,
+    MAX_DRAFTS,
+    MEMORY_KINDS,
+    ROW_KINDS,
+    STATE_COPIES,
+    STEP_KINDS,
+    STEP_PHASES,
+)
+from server.row import Row, distribution, one, ratio, several, told
 
-from runtime.api import MAX_DRAFTS, STEP_KINDS, STEP_PHASES, EngineStats
+__all__ = ["PREFIX", "TABLE", "Row"]
 
 PREFIX = "lockstep_"
 
@@ -31,9 +40,9 @@ HTTP = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0)
 TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
-REJECTIONS = ("queue_full", "draining", "too_long", "invalid", "auth")
+REJECTIONS = ("queue_full", "draining", "unavailable", "too_long", "invalid", "auth")
 POSITIONS = tuple(map(str, range(MAX_DRAFTS)))
-START_PHASES = ("import", "load", "alloc", "warmup", "selftest", "total")
+START_PHASES = ("import", "load", "alloc", "selftest", "total")
 ROUTES: dict[str, str] = {
     "/v1/chat/completions": "POST",
     "/v1/completions": "POST",
@@ -44,61 +53,25 @@ ROUTES: dict[str, str] = {
     "/ready": "GET",
     "/health": "GET",
     "/metrics": "GET",
+    "/metrics/router": "GET",
     "other": "other",
 }
 METHODS = ("GET", "HEAD", "POST", "other")
 CODES = ("200", "400", "401", "404", "405", "413", "415", "429", "500", "503", "other")
 
-Values = Iterable[tuple[tuple[str, ...], float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One metric. `source` reads an engine snapshot; rows without one are kept by the HTTP process.
-
-    `labels` maps each label to all values it can ever have; `children` narrows their product where that is too wide.
-    """
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    help: str
-    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    buckets: tuple[float, ...] = ()
-    source: Callable[[EngineStats], Values] | None = None
-    children: tuple[tuple[str, ...], ...] | None = None
-
-    def combinations(self) -> tuple[tuple[str, ...], ...]:
-        """The label values to create at start."""
-        return self.children if self.children is not None else tuple(itertools.product(*self.labels.values()))
-
-
-def one(read: Callable[[EngineStats], float]) -> Callable[[EngineStats], Values]:
-    """A source with no labels of its own."""
-    return lambda stats: [((), read(stats))]
-
-
-def several(
-    read: Callable[[EngineStats], Mapping[str, float]], names: Iterable[str]
-) -> Callable[[EngineStats], Values]:
-    """A source with one label, always with all its values."""
-    order = tuple(names)
-
-    def values(stats: EngineStats) -> Values:
-        current = read(stats)
-        return [((name,), current.get(name, 0.0)) for name in order]
-
-    return values
-
-
-def ratio(used: float, total: float) -> float:
-    """A share; 0 of nothing is 0."""
-    return used / total if total else 0.0
-
-
 _HTTP_CHILDREN = tuple((route, method, code) for route, method in ROUTES.items() for code in CODES)
 _KV = ("used", "free", "cached")
-_WAITING = ("capacity_kv", "capacity_state", "capacity_seqs")
+_WAITING = ("capacity_kv", "capacity_state", "capacity_seqs", "deferred")
+_AUDITS = ("ok", "mismatch", "skipped")
 _COMMITS = ("full", "partial", "bonus_only")
+
+# Labels that the engine tells under another name (`ModelInfo.choices`).
+CHOICES = {
+    "num_blocks": "kv_blocks",
+    "prefill": "prefill_backend",
+    "decode": "decode_backend",
+    "verify": "verify_by",
+}
 
 TABLE: tuple[Row, ...] = (
     # requests
@@ -111,7 +84,10 @@ TABLE: tuple[Row, ...] = (
         "Generations waiting, by what they wait for.",
         {"reason": _WAITING},
         source=several(
-            lambda s: dict(zip(_WAITING, (s.waiting_kv, s.waiting_state, s.waiting_seqs), strict=True)), _WAITING
+            lambda s: dict(
+                zip(_WAITING, (s.waiting_kv, s.waiting_state, s.waiting_seqs, s.waiting_deferred), strict=True)
+            ),
+            _WAITING,
         ),
     ),
     Row(
@@ -152,8 +128,8 @@ TABLE: tuple[Row, ...] = (
         "Time after the first emission divided by the tokens after it.",
         buckets=ITL,
     ),
-    Row("request_queue_seconds", "histogram", "Waiting before first scheduled.", buckets=LATENCY),
-    Row("request_prefill_seconds", "histogram", "Computing the prompt.", buckets=LATENCY),
+    Row("request_queue_seconds", "histogram", "Waiting before first scheduled.", buckets=TTFT),
+    Row("request_prefill_seconds", "histogram", "Computing the prompt.", buckets=TTFT),
     Row("request_decode_seconds", "histogram", "Generating.", buckets=LATENCY),
     # tokens
     Row("prompt_tokens_total", "counter", "Prompt tokens of accepted requests; grows by exactly usage.prompt_tokens."),
@@ -194,7 +170,27 @@ TABLE: tuple[Row, ...] = (
         {"phase": STEP_PHASES},
         source=several(lambda s: s.step_seconds, STEP_PHASES),
     ),
-    Row("scheduler_step_tokens_total", "counter", "Tokens fed in all steps.", source=one(lambda s: s.step_tokens)),
+    Row(
+        "scheduler_step_duration_seconds",
+        "histogram",
+        "One engine step, from planning to settled.",
+        buckets=DISTRIBUTIONS["step_seconds"],
+        source=distribution("step_seconds"),
+    ),
+    Row(
+        "scheduler_step_tokens",
+        "histogram",
+        "Tokens fed in one step.",
+        buckets=DISTRIBUTIONS["step_tokens"],
+        source=distribution("step_tokens"),
+    ),
+    Row(
+        "scheduler_batch_size",
+        "histogram",
+        "Requests with a row in one step.",
+        buckets=DISTRIBUTIONS["batch_size"],
+        source=distribution("batch_size"),
+    ),
     Row(
         "scheduler_last_step_timestamp_seconds",
         "gauge",
@@ -248,6 +244,19 @@ TABLE: tuple[Row, ...] = (
         "Share of recurrent state slots in use.",
         source=one(lambda s: ratio(s.state_slots_used, s.state_slots_total)),
     ),
+    Row(
+        "memory_bytes",
+        "gauge",
+        "Memory the engine holds: weights, KV blocks, recurrent states, their candidates, and the drafter's store.",
+        {"kind": MEMORY_KINDS},
+        source=several(lambda s: s.memory_bytes, MEMORY_KINDS),
+    ),
+    Row(
+        "cache_config_info",
+        "gauge",
+        "Capacities.",
+        told("block_size", "num_blocks", "state_slots", "dtype", "state_dtype"),
+    ),
     # the commit
     Row(
         "state_commits_total",
@@ -259,7 +268,26 @@ TABLE: tuple[Row, ...] = (
             _COMMITS,
         ),
     ),
-    Row("state_commit_rows_total", "counter", "State commits of all kinds.", source=one(lambda s: s.commits)),
+    Row(
+        "state_commit_rows_total",
+        "counter",
+        "Rows whose state a commit moved, by what they are.",
+        {"kind": ROW_KINDS},
+        source=several(lambda s: s.commit_rows, ROW_KINDS),
+    ),
+    Row(
+        "state_commit_steps_total",
+        "counter",
+        "Steps committed, those of self-test and audits included.",
+        source=one(lambda s: s.commits),
+    ),
+    Row(
+        "state_commit_seconds",
+        "histogram",
+        "The commit of one step, as the host sees it.",
+        buckets=DISTRIBUTIONS["commit_seconds"],
+        source=distribution("commit_seconds"),
+    ),
     Row(
         "state_commit_missing_total",
         "counter",
@@ -267,19 +295,99 @@ TABLE: tuple[Row, ...] = (
         source=one(lambda s: s.commits_missing),
     ),
     Row("state_aborted_steps_total", "counter", "Steps rolled back.", source=one(lambda s: s.aborted_steps)),
-    Row("state_folds_total", "counter", "Pending inputs folded into states.", source=one(lambda s: s.folds)),
+    Row(
+        "state_copies_total",
+        "counter",
+        "States written: by a commit, or when pending inputs are folded.",
+        {"kind": STATE_COPIES},
+        source=several(lambda s: s.state_copies, STATE_COPIES),
+    ),
+    Row(
+        "state_copy_bytes_total",
+        "counter",
+        "Bytes of the states written.",
+        source=one(lambda s: sum(s.state_copies.values()) * s.state_slot_bytes),
+    ),
     Row(
         "state_audit_total",
         "counter",
-        "States recomputed from nothing and compared.",
-        {"result": ("ok", "mismatch")},
-        source=several(lambda s: {"ok": s.audits_ok, "mismatch": s.audits_mismatch}, ("ok", "mismatch")),
+        "Audits: states recomputed from nothing and compared, or skipped for lack of room.",
+        {"result": _AUDITS},
+        source=several(
+            lambda s: dict(zip(_AUDITS, (s.audits_ok, s.audits_mismatch, s.audits_skipped), strict=True)), _AUDITS
+        ),
+    ),
+    Row(
+        "state_audit_max_error_ratio",
+        "gauge",
+        "Largest difference an audit found, relative to the largest value of its tensor.",
+        source=one(lambda s: s.audit_worst),
     ),
     Row(
         "non_finite_rows_total",
         "counter",
         "Rows whose logits were not finite.",
         source=one(lambda s: s.non_finite_rows),
+    ),
+    # the prefix cache
+    Row(
+        "prefix_cache_query_tokens_total",
+        "counter",
+        "Prompt tokens looked up in the prefix cache.",
+        source=one(lambda s: s.cache_query_tokens),
+    ),
+    Row(
+        "prefix_cache_hit_tokens_total",
+        "counter",
+        "Prompt tokens not computed because a checkpoint covered them, by where it lay.",
+        {"source": CACHE_TIERS},
+        source=several(lambda s: s.cache_hit_tokens, CACHE_TIERS),
+    ),
+    Row(
+        "prefix_cache_lost_tokens_total",
+        "counter",
+        "Prompt tokens whose KV was cached, computed all the same for lack of a state checkpoint.",
+        {"reason": CACHE_LOSSES},
+        source=several(lambda s: s.cache_lost_tokens, CACHE_LOSSES),
+    ),
+    Row(
+        "preemption_resumed_tokens_total",
+        "counter",
+        "Tokens that a preempted generation did not have to compute again.",
+        source=one(lambda s: s.resumed_tokens),
+    ),
+    Row(
+        "state_checkpoints",
+        "gauge",
+        "State checkpoints held, by where they lie.",
+        {"tier": CACHE_TIERS},
+        source=several(lambda s: s.checkpoints, CACHE_TIERS),
+    ),
+    Row(
+        "state_checkpoints_capacity",
+        "gauge",
+        "State checkpoints there is room for, by where they lie.",
+        {"tier": CACHE_TIERS},
+        source=several(lambda s: s.checkpoints_total, CACHE_TIERS),
+    ),
+    Row(
+        "state_checkpoints_written_total",
+        "counter",
+        "State checkpoints taken, by occasion.",
+        {"trigger": CHECKPOINT_TRIGGERS},
+        source=several(lambda s: s.checkpoints_written, CHECKPOINT_TRIGGERS),
+    ),
+    Row(
+        "state_checkpoint_evictions_total",
+        "counter",
+        "State checkpoints given up for room.",
+        source=one(lambda s: s.checkpoint_evictions),
+    ),
+    Row(
+        "kv_evicted_blocks_total",
+        "counter",
+        "Cached KV blocks given up for room.",
+        source=one(lambda s: s.kv_evicted_blocks),
     ),
     # speculation; these also carry the label `method`
     Row("spec_drafts_total", "counter", "Verifications.", source=one(lambda s: s.spec_verifications)),
@@ -300,9 +408,38 @@ TABLE: tuple[Row, ...] = (
         {"position": POSITIONS},
         source=several(lambda s: dict(zip(POSITIONS, s.spec_accepted_at, strict=False)), POSITIONS),
     ),
+    Row(
+        "spec_accepted_length",
+        "histogram",
+        "Drafted tokens accepted in one verification.",
+        buckets=DISTRIBUTIONS["accepted_length"],
+        source=distribution("accepted_length"),
+    ),
+    Row(
+        "spec_draft_seconds",
+        "histogram",
+        "Drafting in one step.",
+        buckets=DISTRIBUTIONS["draft_seconds"],
+        source=distribution("draft_seconds"),
+    ),
+    Row(
+        "spec_verify_seconds",
+        "histogram",
+        "Forward and judgement of one step that verifies drafts.",
+        buckets=DISTRIBUTIONS["verify_seconds"],
+        source=distribution("verify_seconds"),
+    ),
+    Row("spec_num_tokens", "gauge", "Tokens drafted for a request that does not say."),
     Row("spec_draft_failures_total", "counter", "Drafts that failed.", source=one(lambda s: s.draft_failures)),
     # the service
     Row("draining", "gauge", "1 while the server is shutting down."),
     Row("engine_up", "gauge", "1 while the engine is ready and makes progress."),
     Row("startup_seconds", "gauge", "Start-up time, by phase.", {"phase": START_PHASES}),
+    Row("build_info", "gauge", "Versions.", told("version", "python", "torch", "cuda", "triton")),
+    Row(
+        "backend_info",
+        "gauge",
+        "Resolved choices of the engine.",
+        told("prefill", "decode", "verify", "speculative", "dtype", "device"),
+    ),
 )

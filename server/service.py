@@ -52,15 +52,7 @@ class Service:
         encoder, defaults = await asyncio.to_thread(self._load_text)
         info = await self.link.start()
         settings = self.settings
-        self.meter.engine_ready(info, self.link.stats(), settings.block_size)
-        self.meter.backends(
-            prefill=settings.prefill_backend,
-            decode=settings.decode_backend,
-            verify=settings.speculative_attention_mode,
-            speculative=settings.speculative,
-            dtype=settings.dtype,
-            device=settings.device,
-        )
+        self.meter.engine_ready(info, settings.num_drafts)
         self._model = Model(settings.model_name, int(time.time()), info, encoder, defaults)
         return self._model
 
@@ -119,7 +111,7 @@ class Service:
         if isinstance(error, CapacityError):
             reason = "queue_full"
         elif isinstance(error, UnavailableError):
-            reason = "draining"
+            reason = "draining" if self.admission.draining else "unavailable"
         elif isinstance(error, RequestError) and error.code == "context_length_exceeded":
             reason = "too_long"
         elif isinstance(error, EngineError) and not isinstance(error, RequestError):

@@ -25,6 +25,8 @@ def test_the_page_parses_and_every_child_exists_at_start() -> None:
             assert len([s for s in family.samples if s.name.endswith("_count")]) == expected
         else:
             assert len(family.samples) == expected, row.name
+        if row.told:
+            assert set(family.samples[0].labels) == {"model_name", *row.labels}
 
 
 def test_names_follow_the_conventions() -> None:
@@ -137,7 +139,8 @@ def test_a_snapshot_without_data_is_zeros() -> None:
     page = Meter("m", "none", EngineStats).text().decode()
     for row in TABLE:
         if row.source is not None:
-            assert f"{PREFIX}{row.name}{{" in page
+            part = "_count" if row.kind == "histogram" else ""
+            assert f"{PREFIX}{row.name}{part}{{" in page
 
 
 def test_rows_without_labels_have_one_child() -> None:

@@ -67,8 +67,9 @@ class FakeEngine(EngineCore):
             max_model_len=max_model_len,
             eos_ids=eos_ids,
             max_drafts=7,
-            choices={"fake": "yes"},
-            startup_seconds={"load": 0.0, "warmup": 0.0},
+            choices={"fake": "yes", "block_size": "16", "kv_blocks": "64", "state_slots": "16"},
+            startup_seconds={"load": 0.0, "selftest": 0.0},
+            versions={"torch": "0"},
         )
         self.script: Script = script or (lambda request: request.prompt)
         self.bursts = tuple(bursts)
