@@ -16,7 +16,7 @@ def test_defaults_serve_the_embedded_model_with_its_own_heads() -> None:
     assert settings.model_name == "lockstep-tiny"
     assert settings.speculative == "mtp:3"
     assert settings.host == "127.0.0.1"
-    assert settings.drain_timeout == 30
+    assert settings.drain_timeout == 300
 
 
 def test_a_flag_wins_over_the_environment() -> None:
