@@ -145,11 +145,6 @@ class Settings(BaseModel):
         """Drafted tokens per verification of a request that does not say; call it on resolved settings."""
         return int(self.speculative.partition(":")[2] or 0)
 
-    @property
-    def num_drafts(self) -> int:
-        """Drafted tokens per verification of a request that does not say; call it on resolved settings."""
-        return int(self.speculative.partition(":")[2] or 0)
-
     def engine_config(self) -> EngineConfig:
         """What the engine is told; call it on resolved settings."""
         return EngineConfig(
