@@ -9,6 +9,7 @@ from collections.abc import Callable
 # name -> (module:attribute called with the remaining arguments and returning the exit code, one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("server.serve:main", "serve a model over the OpenAI API"),
+    "fetch": ("server.fetch:main", "download a model over HTTP and check its files"),
     "bench": ("server.bench:main", "measure a running server or the engine"),
     "support": ("server.support:main", "print what the engine can run: families, proposers, devices"),
 }
