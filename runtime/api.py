@@ -25,6 +25,7 @@ import msgspec
 
 MAX_LOGPROBS = 20
 MAX_DRAFTS = 7
+MAX_PRIORITY = 100
 
 
 class EngineError(Exception):
@@ -79,9 +80,10 @@ class CancelReason(enum.Enum):
 
 
 class RejectReason(enum.Enum):
-    """Why the engine did not accept a request. QUEUE_FULL and DRAINING may be retried; the others may not."""
+    """Why the engine did not accept a request. QUEUE_FULL, QUEUE_TOKENS and DRAINING may be retried; others may not."""
 
     QUEUE_FULL = "queue_full"
+    QUEUE_TOKENS = "queue_tokens"
     DRAINING = "draining"
     TOO_LONG = "too_long"
     INVALID = "invalid"
@@ -117,13 +119,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One generation. `prompt` holds at least one token id.
 
     `num_drafts`: drafted tokens per verification for this request (None = the engine's default, 0 = do not speculate);
-    the engine caps it at its own maximum.
+    the engine caps it at its own maximum. `priority`: lower goes first, within `MAX_PRIORITY` of 0 either way.
     """
 
     id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams
     num_drafts: int | None = None
+    priority: int = 0
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -184,6 +187,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     waiting_seqs: int = 0
     waiting_kv: int = 0
     waiting_state: int = 0
+    waiting_tokens: int = 0
     kv_blocks_used: int = 0
     kv_blocks_cached: int = 0
     kv_blocks_total: int = 0
@@ -205,6 +209,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     preemptions_kv: int = 0
     preemptions_state: int = 0
     settle_waits: int = 0
+    stuck_requests: int = 0
     # counters: the commit
     commits: int = 0
     commit_rows: dict[str, int] = {}
@@ -277,7 +282,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 0
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
+    max_prefill_tokens: int = 0
     max_queued_requests: int = 1024
+    max_queued_tokens: int = 1 << 20
+    priority_aging_tokens: int = 4096
     block_size: int = 16
     num_blocks: int = 0
     num_slots: int = 0

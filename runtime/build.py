@@ -92,6 +92,9 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, *, pois
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=plan.max_model_len,
             max_queued_requests=config.max_queued_requests,
+            max_prefill_tokens=config.max_prefill_tokens,
+            max_queued_tokens=config.max_queued_tokens,
+            aging_tokens=config.priority_aging_tokens,
             k_max=k_max,
             settle_lag=config.settle_lag,
         )

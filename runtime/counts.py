@@ -13,7 +13,8 @@ class Counts:
     """Counters that never fall; what each means is said in `EngineStats`.
 
     `prompt_tokens_computed` includes what is computed again after a preemption. The `spec_` counters are of
-    verifications with at least one draft. `tokens_discarded`: sampled, but not part of any request's output.
+    verifications with at least one draft. `tokens_discarded`: sampled, but not part of any request's output. `stuck`:
+    requests ended because nothing could be planned.
     """
 
     step_tokens: int = 0
@@ -40,6 +41,7 @@ class Counts:
             self.accepted_at[position] += position < kept - 1
 
     def fill(self, stats: EngineStats) -> None:
+    stuck: int = 0
         """Writes all of them."""
         stats.step_tokens = self.step_tokens
         stats.prompt_tokens_computed = self.prompt_tokens_computed
@@ -54,3 +56,4 @@ class Counts:
         stats.spec_emitted = self.spec_emitted
         stats.spec_drafted_at = list(self.drafted_at)
         stats.spec_accepted_at = list(self.accepted_at)
+        stats.stuck_requests = self.stuck

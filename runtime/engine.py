@@ -141,7 +141,7 @@ class Engine(EngineCore):
                 while coming:
                     answer = self.submit(coming[0])
                     if isinstance(answer, Rejected):
-                        if answer.reason is RejectReason.QUEUE_FULL and alive:
+                        if answer.reason in (RejectReason.QUEUE_FULL, RejectReason.QUEUE_TOKENS) and alive:
                             break
                         raise RequestError(answer.message, param=answer.param, code=answer.code)
                     alive.add(coming.popleft().id)

@@ -49,7 +49,8 @@ class Sequence:
     planned will have computed (exact while prefilling). `drafts`: host-side drafts for the next step (proposers that
     run on the host). `num_drafts`: drafts per verification for this request, 0 when it does not speculate.
     `pending`: planned rows that emit and are not settled; each adds at least one token. `asked`: drafts that the last
-    such row asked the proposer for. `last_step`: serial of the last batch with a row of this sequence.
+    such row asked the proposer for. `last_step`: serial of the last batch with a row of this sequence. `rank`: who goes
+    first, smallest first; unique, and fixed from arrival to end (see Scheduler).
 
     `request.sampling.max_tokens` is already cut to what the context can hold, so `max_total` is the one length limit.
     """
@@ -71,6 +72,7 @@ class Sequence:
     pending: int = 0
     asked: int = 0
     last_step: int = 0
+    rank: tuple[int, int] = (0, 0)
 
     @property
     def max_total(self) -> int:
@@ -115,6 +117,29 @@ class Row:
     def live(self) -> bool:
         """Whether the request goes on and still holds the lease the row was planned with."""
         return not self.seq.finished and self.seq.lease is self.lease
+
+
+@dataclass(slots=True, eq=False)
+class Pass:
+    """A step while it is planned: tokens it may still feed, its rows, and whether a running sequence lacked blocks."""
+
+    serial: int
+    budget: int
+    rows: dict[RowKind, list[Row]] = field(
+        default_factory=lambda: {RowKind.PREFILL: [], RowKind.DECODE: [], RowKind.VERIFY: []}
+    )
+    short: bool = False
+
+    @property
+    def all_rows(self) -> tuple[Row, ...]:
+        """In the order of a batch."""
+        return tuple(row for kind in self.rows.values() for row in kind)
+
+    def add(self, row: Row) -> None:
+        """Plans a row."""
+        self.budget -= row.num_fed
+        self.rows[row.kind].append(row)
+        row.seq.last_step = self.serial
 
 
 @dataclass(frozen=True, slots=True, eq=False)

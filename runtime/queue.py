@@ -1,11 +1,13 @@
-"""What bounds the scheduler, and which requests it refuses before they queue."""
+"""What bounds the scheduler, who waits in which order, and which requests are refused before they queue."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from runtime.api import MAX_DRAFTS, MAX_LOGPROBS, ConfigError, Rejected, RejectReason, Request
+from runtime.api import MAX_DRAFTS, MAX_LOGPROBS, MAX_PRIORITY, ConfigError, Rejected, RejectReason, Request, StateError
+from runtime.plan import Sequence
 
 LARGEST = 2**62  # of any integer that goes to the device
 FURTHEST = 1e30  # of any number that does, either way (float32 ends at 3e38); its inverse is the smallest factor
@@ -13,7 +15,12 @@ FURTHEST = 1e30  # of any number that does, either way (float32 ends at 3e38); i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What bounds a step and the queue. `k_max`: most drafts of any request. `settle_lag`: 0 or 1 steps."""
+    """What bounds a step and the queue. `k_max`: most drafts of any request. `settle_lag`: 0 or 1 steps.
+
+    `max_prefill_tokens`: known tokens in a step in which others decode, 0 for what the budget leaves.
+    `max_queued_tokens`: tokens of all waiting requests, 0 for no limit; one alone may be longer. `aging_tokens`: a
+    request waits at most as if it had come that many computed tokens later per unit of `Request.priority`.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -21,10 +28,15 @@ class Limits:
     max_queued_requests: int
     k_max: int
     settle_lag: int
+    max_prefill_tokens: int = 0
+    max_queued_tokens: int = 0
+    aging_tokens: int = 4096
 
     def __post_init__(self) -> None:
         if min(self.max_num_seqs, self.max_num_batched_tokens, self.max_queued_requests) < 1:
             raise ConfigError("max_num_seqs, max_num_batched_tokens and max_queued_requests must be at least 1")
+        if min(self.max_prefill_tokens, self.max_queued_tokens) < 0 or self.aging_tokens < 1:
+            raise ConfigError("max_prefill_tokens, max_queued_tokens or priority_aging_tokens is too small")
         if not 0 <= self.k_max <= MAX_DRAFTS:
             raise ConfigError(f"the number of drafts is {self.k_max}, but must be between 0 and {MAX_DRAFTS}")
         if self.settle_lag not in (0, 1):
@@ -37,6 +49,43 @@ class Drafting:
 
     k: int
     host: bool
+
+
+class WaitingQueue:
+    """Sequences without a lease, in order of rank. `num_tokens`: known tokens they have to compute, all together."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self._seqs: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self._seqs)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._seqs)
+
+    @property
+    def head(self) -> Sequence:
+        """Who is next."""
+        return self._seqs[0]
+
+    def add(self, seq: Sequence) -> None:
+        """Puts a sequence where its rank belongs."""
+        insort(self._seqs, seq, key=rank_of)
+        self.num_tokens += len(seq.tokens)
+
+    def remove(self, seq: Sequence) -> None:
+        """Takes a sequence out."""
+        at = bisect_left(self._seqs, seq.rank, key=rank_of)
+        if at == len(self._seqs) or self._seqs[at] is not seq:
+            raise StateError(f"{seq.request.id} does not wait")
+        del self._seqs[at]
+        self.num_tokens -= len(seq.tokens)
+
+
+def rank_of(seq: Sequence) -> tuple[int, int]:
+    """The key of every order among requests."""
+    return seq.rank
 
 
 def refusal(
@@ -72,6 +121,8 @@ def _faults(request: Request, vocab_size: int) -> Iterator[tuple[str, str]]:
     sampling, ids = request.sampling, range(vocab_size)
     if request.prompt and not (min(request.prompt) in ids and max(request.prompt) in ids):
         yield "prompt", f"The prompt holds a token id outside this model's vocabulary of {vocab_size}."
+    if abs(request.priority) > MAX_PRIORITY:
+        yield "priority", f"priority must be within {MAX_PRIORITY} of 0 either way, not {request.priority}."
     for name, number in (("min_tokens", sampling.min_tokens), ("top_k", sampling.top_k)):
         if not 0 <= number <= LARGEST:
             yield name, f"{name} must be between 0 and {LARGEST}, not {number}."

@@ -1,13 +1,19 @@
 """Continuous batching: which sequences feed which tokens in the next step, and what an outcome means for a request.
 
 Pure host code. It asks the ledger for room, but never begins or settles a step there (the pool does), and it knows no
-tensors. Running sequences are always older than waiting ones, so age alone decides who may take room from whom.
+tensors. One order decides everything: who is admitted next, whose prompt is computed first, and who may take room from
+whom. It is fixed when a request comes, so nobody can be overtaken for ever:
+
+    rank = priority * aging_tokens + tokens planned so far, then order of arrival; the smallest rank goes first
+
+A unit of priority is a head start of `aging_tokens` computed tokens: whoever comes later than that goes behind,
+whatever its priority. Tokens, not seconds, because they pass only while the engine works.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
+import logging
+from bisect import insort
 
 import msgspec
 
@@ -21,32 +27,16 @@ from runtime.api import (
     RejectReason,
     Request,
     RequestTiming,
-    StateError,
     TokenLogprobs,
 )
 from runtime.counts import Counts
-from runtime.plan import Batch, Outcome, Row, RowKind, Sequence, StateLease
-from runtime.queue import Drafting, Limits, refusal, refuse_unfit
+from runtime.plan import Batch, Outcome, Pass, Row, RowKind, Sequence, StateLease
+from runtime.queue import Drafting, Limits, WaitingQueue, rank_of, refusal, refuse_unfit
 from runtime.state.ledger import Currency, Ledger, Shortage
 
 __all__ = ["Drafting", "Limits", "Scheduler"]
-
-
-@dataclass(slots=True)
-class _Pass:
-    """One run of `schedule`: the budget left, the rows so far, and whether a running sequence lacked blocks."""
-
-    serial: int
-    budget: int
-    rows: dict[RowKind, list[Row]] = field(
-        default_factory=lambda: {RowKind.PREFILL: [], RowKind.DECODE: [], RowKind.VERIFY: []}
-    )
-    short: Currency | None = None
-
-    def add(self, row: Row) -> None:
-        self.budget -= row.num_fed
-        self.rows[row.kind].append(row)
-        row.seq.last_step = self.serial
+log = logging.getLogger("lockstep.scheduler")
+STUCK = "The engine had no room to go on with this request."
 
 
 class Scheduler:
@@ -69,12 +59,14 @@ class Scheduler:
         self.drafting = drafting
         self.draining = False
         self._live: dict[str, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()
+        self._waiting = WaitingQueue()
         self._running: list[Sequence] = []
         self._ended: list[Delta] = []
         self._short: Currency | None = None
         self._next_serial = 1
         self._unsettled = 0
+        self._arrivals = 0
+        self._planned_tokens = 0
         self._counts = Counts()
 
     @property
@@ -93,8 +85,9 @@ class Scheduler:
         unfit = refuse_unfit(request, self.max_len)
         if unfit is not None:
             return unfit
-        if len(self._waiting) >= self.limits.max_queued_requests:
-            return refusal(request, RejectReason.QUEUE_FULL, f"{len(self._waiting)} requests are waiting already.")
+        full = self._refuse_queued(request)
+        if full is not None:
+            return full
         room = self.max_len - len(request.prompt)
         sampling = request.sampling
         if sampling.max_tokens > room:
@@ -102,10 +95,24 @@ class Scheduler:
             request = msgspec.structs.replace(request, sampling=sampling)
         wanted = self.drafting.k if request.num_drafts is None else request.num_drafts
         num_drafts = min(wanted, self.limits.k_max, self.limits.max_num_batched_tokens - 1)
-        seq = Sequence(request, list(request.prompt), num_drafts, now)
+        self._arrivals += 1
+        rank = (request.priority * self.limits.aging_tokens + self._planned_tokens, self._arrivals)
+        seq = Sequence(request, list(request.prompt), num_drafts, now, rank=rank)
         self._live[request.id] = seq
-        self._waiting.append(seq)
+        self._waiting.add(seq)
         return Accepted(id=request.id)
+
+    def _refuse_queued(self, request: Request) -> Rejected | None:
+        """The answer when too many wait. A seat that is free, and not for lack of room, counts as a place more."""
+        waiting = len(self._waiting)
+        free_seats = max(0, self.limits.max_num_seqs - len(self._running)) if self._short is None else 0
+        if waiting >= self.limits.max_queued_requests + free_seats:
+            return refusal(request, RejectReason.QUEUE_FULL, f"{waiting} requests are waiting already.")
+        tokens, limit = self._waiting.num_tokens + len(request.prompt), self.limits.max_queued_tokens
+        if waiting and 0 < limit < tokens:
+            message = f"{self._waiting.num_tokens} tokens are waiting already, and at most {limit} may."
+            return refusal(request, RejectReason.QUEUE_TOKENS, message)
+        return None
 
     def drain(self) -> None:
         """From now on every new request is rejected; those that are here run to their end."""
@@ -133,20 +140,24 @@ class Scheduler:
 
     def schedule(self, now: float) -> Batch | None:
         """The next step, or None when everything that could run waits for a step to settle (or nothing is there)."""
-        step = _Pass(self._next_serial, self.limits.max_num_batched_tokens)
+        step = Pass(self._next_serial, self.limits.max_num_batched_tokens)
         self._plan_decodes(step)
+        if step.all_rows and self.limits.max_prefill_tokens:
+            step.budget = min(step.budget, self.limits.max_prefill_tokens)
         for seq in list(self._running):
             if not seq.decoding and seq.lease is not None and step.budget:
                 self._plan_prefill(step, seq, seq.lease)
         self._admit(step, now)
-        rows = tuple(row for kind in step.rows.values() for row in kind)
+        rows = step.all_rows
         if not rows:
             if self._live and not self._unsettled:
-                raise StateError(f"no progress with {len(self._running)} running and {len(self._waiting)} waiting")
+                self._end_stuck(now)
             return None
         self._next_serial += 1
         self._unsettled += 1
-        return Batch(step.serial, rows)
+        batch = Batch(step.serial, rows)
+        self._planned_tokens += batch.num_tokens
+        return batch
 
     def update(self, batch: Batch, outcome: Outcome, now: float) -> list[Delta]:
         """What a settled step says about its requests. Rows whose lease ended meanwhile are dropped."""
@@ -175,31 +186,33 @@ class Scheduler:
         stats.waiting_seqs = len(self._waiting) if self._short is None else 0
         stats.waiting_kv = len(self._waiting) if self._short is Currency.KV else 0
         stats.waiting_state = len(self._waiting) if self._short is Currency.STATE else 0
+        stats.waiting_tokens = self._waiting.num_tokens
         stats.kv_blocks_used, stats.kv_blocks_total = ledger.used_blocks, ledger.total_blocks
         stats.state_slots_used, stats.state_slots_total = ledger.used_slots, ledger.total_slots
         self._counts.fill(stats)
 
     # --- admission
 
-    def _admit(self, step: _Pass, now: float) -> None:
-        """First come, first served. Room that a running sequence lacks is not given to a newcomer."""
-        self._short = step.short
+    def _admit(self, step: Pass, now: float) -> None:
+        """By rank, and nobody overtakes. Room that a running sequence lacks is not given to a newcomer."""
+        self._short = Currency.KV if step.short else None
         while self._waiting and self._short is None and step.budget and len(self._running) < self.limits.max_num_seqs:
-            seq = self._waiting[0]
+            seq = self._waiting.head
             steps_in_flight = (1 + self.limits.settle_lag) * (1 + self.limits.k_max)
             lease = self.ledger.admit(seq.request.id, self._capacity(seq, len(seq.tokens) + steps_in_flight))
             if isinstance(lease, Shortage):
                 self._short = lease.currency
                 return
             seq.lease = lease
-            self._running.append(self._waiting.popleft())
+            self._waiting.remove(seq)
+            insort(self._running, seq, key=rank_of)
             if seq.first_scheduled is None:
                 seq.first_scheduled = now
             self._plan_prefill(step, seq, lease)
 
     # --- rows
 
-    def _plan_prefill(self, step: _Pass, seq: Sequence, lease: StateLease) -> None:
+    def _plan_prefill(self, step: Pass, seq: Sequence, lease: StateLease) -> None:
         """The next chunk of known tokens, as long as the budget allows."""
         num_fed = min(step.budget, len(seq.tokens) - seq.planned)
         if lease.in_flight > self.limits.settle_lag or not self._grow(step, seq, lease, num_fed):
@@ -220,16 +233,20 @@ class Scheduler:
         )
         step.add(row)
 
-    def _plan_decodes(self, step: _Pass) -> None:
-        """One row for every sequence that is past its known tokens. A scarce budget serves who waited longest."""
+    def _plan_decodes(self, step: Pass) -> None:
+        """One row for every sequence that is past its known tokens. A scarce budget serves who waited longest.
+
+        An eighth of it is for prompts when there are any, or newcomers would wait until others end.
+        """
         ready = [seq for seq in self._running if seq.decoding and self._may_decode(seq)]
-        if sum(1 + self._num_drafts(seq) for seq in ready) > step.budget:
+        kept_back = step.budget // 8 if self._has_prompts() else 0
+        if sum(1 + self._num_drafts(seq) for seq in ready) > step.budget - kept_back:
             ready.sort(key=lambda seq: seq.last_step)
         for seq in ready:
             if seq.lease is None:
                 continue  # preempted in this pass, to help an older one
             lease, num_drafts = seq.lease, self._num_drafts(seq)
-            if 1 + num_drafts > step.budget:
+            if 1 + num_drafts > step.budget - (kept_back if step.all_rows else 0):
                 break  # next time it is among the first
             if not self._grow(step, seq, lease, 1 + num_drafts):
                 continue
@@ -244,6 +261,11 @@ class Scheduler:
                 want_drafts=self._ask(seq),
             )
             step.add(row)
+
+    def _has_prompts(self) -> bool:
+        """Whether known tokens could be computed in this step."""
+        admits = self._waiting and self._short is None and len(self._running) < self.limits.max_num_seqs
+        return bool(admits) or any(not seq.decoding for seq in self._running)
 
     def _may_decode(self, seq: Sequence) -> bool:
         assert seq.lease is not None
@@ -273,17 +295,15 @@ class Scheduler:
         """Tokens to hold for a step that may feed up to position `end`: throw-away drafts are written behind it."""
         return min(end + self.limits.k_max, seq.max_total + 2 * self.limits.k_max)
 
-    def _grow(self, step: _Pass, seq: Sequence, lease: StateLease, num_fed: int) -> bool:
-        """Blocks for `num_fed` more tokens, from younger sequences if need be; False: not in this pass."""
+    def _grow(self, step: Pass, seq: Sequence, lease: StateLease, num_fed: int) -> bool:
+        """Blocks for `num_fed` more tokens, from sequences of a higher rank if need be; False: not in this pass."""
         capacity = self._capacity(seq, lease.bound + num_fed)
         while not self.ledger.extend(lease, capacity):
-            step.short = Currency.KV
+            step.short = True
             returning = self.ledger.closing_blocks
             if returning and returning >= self.ledger.shortfall(lease, capacity):
                 return False
             victim = self._running[-1]
-            if victim is seq and len(self._running) == 1 and not returning:
-                raise StateError(f"{lease.owner} is alone and cannot hold {capacity} tokens")
             if victim is seq or victim.last_step == step.serial:
                 return False
             self._preempt(victim)
@@ -294,8 +314,19 @@ class Scheduler:
         self._counts.preemptions[Currency.KV] += 1
         self._let_go(seq)
         self._running.pop()
-        self._waiting.appendleft(seq)
+        self._waiting.add(seq)
         seq.planned, seq.decoding, seq.drafts, seq.pending, seq.asked = 0, False, (), 0, 0
+
+    def _end_stuck(self, now: float) -> None:
+        """Nothing is in flight, and nothing can be planned: whoever is first fails, instead of all of them waiting.
+
+        Never happens while the ledger has the room it promised at start (`max_len`); who ends is who needs it now.
+        """
+        seq = self._running[0] if self._running else self._waiting.head
+        counts = len(self._running), len(self._waiting)
+        log.error("no progress with %d running and %d waiting: %s fails", *counts, seq.request.id)
+        self._counts.stuck += 1
+        self._ended.append(self._end(seq, FinishReason.ERROR, now, error=STUCK))
 
     def _let_go(self, seq: Sequence) -> None:
         if seq.lease is not None:
@@ -353,6 +384,8 @@ class Scheduler:
             self._running.remove(seq)
             self._let_go(seq)
         del self._live[seq.request.id]
+        if not self._live:
+            self._short = None
         scheduled = now if seq.first_scheduled is None else seq.first_scheduled
         first_token = now if seq.first_token is None else seq.first_token
         return Delta(

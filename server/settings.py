@@ -51,7 +51,16 @@ class Settings(BaseModel):
     max_model_len: int = Field(0, ge=0, le=2**24, description="Longest prompt plus answer; 0: the model's own limit.")
     max_num_seqs: int = Field(32, ge=1, le=4096, description="Requests computed at once.")
     max_num_batched_tokens: int = Field(512, ge=1, le=2**20, description="Tokens computed in one step.")
+    max_prefill_tokens: int = Field(
+        0, ge=0, le=2**20, description="Prompt tokens in a step in which others generate; 0: what the step has left."
+    )
     max_queued_requests: int = Field(1024, ge=1, le=2**20, description="Requests that may wait; more get 429.")
+    max_queued_tokens: int = Field(
+        2**20, ge=0, le=2**40, description="Prompt tokens of waiting requests; more get 429. 0: no limit."
+    )
+    priority_aging_tokens: int = Field(
+        4096, ge=1, le=2**40, description="Computed tokens after which a request overtakes newer ones one priority up."
+    )
     block_size: int = Field(16, ge=1, le=1024, description="Tokens in one KV block.")
     num_blocks: int = Field(0, ge=0, le=2**31 - 1, description="KV blocks; 0: derived from model and memory.")
     num_slots: int = Field(0, ge=0, le=2**31 - 1, description="Recurrent state slots; 0: derived.")
@@ -158,7 +167,10 @@ class Settings(BaseModel):
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
+            max_prefill_tokens=self.max_prefill_tokens,
             max_queued_requests=self.max_queued_requests,
+            max_queued_tokens=self.max_queued_tokens,
+            priority_aging_tokens=self.priority_aging_tokens,
             block_size=self.block_size,
             num_blocks=self.num_blocks,
             num_slots=self.num_slots,

@@ -183,6 +183,9 @@ class World:
         blocks: int = 64,
         block_size: int = 4,
         slots: int = 4,
+        prefill: int = 0,
+        queued_tokens: int = 0,
+        aging: int = 16,
     ) -> None:
         k_max = k if k_max is None else k_max
         self.ledger = Ledger(num_blocks=blocks + 1, block_size=block_size, num_slots=slots + 1)
@@ -193,6 +196,9 @@ class World:
             max_queued_requests=queued,
             k_max=k_max,
             settle_lag=lag,
+            max_prefill_tokens=prefill,
+            max_queued_tokens=queued_tokens,
+            aging_tokens=aging,
         )
         self.scheduler = Scheduler(self.ledger, self.limits, Drafting(k=k, host=host))
         self.device = FakeDevice(host, block_size, k_max)
@@ -205,7 +211,9 @@ class World:
 
     # --- what a test does
 
-    def add(self, name: str, length: int, max_tokens: int = 5, num_drafts: int | None = None) -> Accepted | Rejected:
+    def add(
+        self, name: str, length: int, max_tokens: int = 5, num_drafts: int | None = None, *, priority: int = 0
+    ) -> Accepted | Rejected:
         self.now += 1
         answer = self.scheduler.add(
             Request(
@@ -213,6 +221,7 @@ class World:
                 prompt=prompt_of(name, length),
                 sampling=SamplingParams(max_tokens=max_tokens),
                 num_drafts=num_drafts,
+                priority=priority,
             ),
             self.now,
         )
@@ -336,10 +345,9 @@ class World:
         assert kinds == sorted(kinds)
         for row in batch.rows:
             self.assert_row(row)
-        oldest = next(name for name, asked in self.asked.items() if asked.finish is None)
-        seen = oldest in {row.seq.request.id for row in batch.rows}
-        self.without_row = 0 if seen else self.without_row + 1
-        assert self.without_row <= 4 * limits.max_num_seqs + 4, "the oldest request starves"
+        first = self.scheduler._running[0]
+        self.without_row = 0 if first.last_step == batch.serial else self.without_row + 1
+        assert self.without_row <= 4 * limits.max_num_seqs + 4, "who is first starves"
 
     def assert_row(self, row: Row) -> None:
         seq = row.seq

@@ -62,21 +62,6 @@ def test_a_chunk_keeps_all_and_says_nothing(outcome: Outcome) -> None:
         world.scheduler.update(batch, outcome, 1.0)
 
 
-def test_a_pool_drained_by_somebody_else_is_an_error_and_no_silent_wait() -> None:
-    world = World(slots=1, blocks=8)
-    world.add("a", 1)
-    world.ledger.admit("stranger", 1)
-    with pytest.raises(StateError, match="no progress"):
-        world.scheduler.schedule(0.0)
-    world = World(slots=2, blocks=8)
-    world.add("a", 1, 30)
-    world.step()
-    world.ledger.admit("stranger", world.ledger.free_blocks * 4)
-    with pytest.raises(StateError, match="alone"):
-        for _ in range(9):
-            world.step()
-
-
 # --- counters
 
 

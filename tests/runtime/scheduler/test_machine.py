@@ -32,6 +32,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         room=st.integers(2, 30),
         max_len=st.integers(2, 40),
         queued=st.sampled_from([1, 3, 20]),
+        queued_tokens=st.sampled_from([0, 0, 1, 9, 30]),
+        prefill=st.sampled_from([0, 0, 1, 5]),
+        aging=st.sampled_from([1, 10, 100]),
     )
     def start(self, k: int, spare: int, block_size: int, room: int, **kwargs: Any) -> None:
         k_max = min(7, k + spare)
@@ -44,15 +47,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.sampled_from([1, 2, 3, 8, 20, 60]),
         num_drafts=st.sampled_from([None, None, 0, 1, 7]),
         bad=st.sampled_from(["", "", "", "!"]),
+        priority=st.sampled_from([0, 0, 0, -1, 1, 100, -100]),
     )
-    def add(self, length: int, max_tokens: int, num_drafts: int | None, bad: str) -> None:
+    def add(self, length: int, max_tokens: int, num_drafts: int | None, bad: str, priority: int) -> None:
         self.count += 1
-        waiting = len(self.world.scheduler._waiting)
-        answer = self.world.add(f"r{self.count}{bad}", length, max_tokens, num_drafts)
+        limits, waiting = self.world.limits, list(self.world.scheduler._waiting)
+        tokens = sum(len(seq.tokens) for seq in waiting) + length
+        answer = self.world.add(f"r{self.count}{bad}", length, max_tokens, num_drafts, priority=priority)
         if isinstance(answer, Rejected):
-            too_long = length + 1 > self.world.scheduler.max_len
-            assert answer.reason is (RejectReason.TOO_LONG if too_long else RejectReason.QUEUE_FULL)
-            assert too_long or waiting >= self.world.limits.max_queued_requests
+            if length + 1 > self.world.scheduler.max_len:
+                assert answer.reason is RejectReason.TOO_LONG
+            elif answer.reason is RejectReason.QUEUE_TOKENS:
+                assert waiting and 0 < limits.max_queued_tokens < tokens
+            else:
+                assert answer.reason is RejectReason.QUEUE_FULL
+                assert len(waiting) >= limits.max_queued_requests
+        elif waiting:
+            assert not 0 < limits.max_queued_tokens < tokens
+            assert len(waiting) < limits.max_queued_requests + limits.max_num_seqs
 
     @precondition(lambda self: len(self.world.flight) <= self.world.limits.settle_lag)
     @rule()
@@ -89,8 +101,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         world.ledger.check()
         running, waiting = world.scheduler._running, world.scheduler._waiting
         assert len(running) <= world.limits.max_num_seqs
-        arrived = [seq.arrived for seq in [*running, *waiting]]
-        assert arrived == sorted(arrived)
+        for line in (running, list(waiting)):
+            assert [seq.rank for seq in line] == sorted(seq.rank for seq in line)
+        assert waiting.num_tokens == sum(len(seq.tokens) for seq in waiting)
+        assert world.stats().stuck_requests == 0
         assert all(seq.lease is not None and not seq.lease.closing for seq in running)
         assert all(seq.lease is None for seq in waiting)
         assert set(world.scheduler._live) == {seq.request.id for seq in [*running, *waiting]}

@@ -66,15 +66,46 @@ def test_an_id_is_used_once_at_a_time() -> None:
     world.finish()
 
 
-def test_the_queue_is_bounded() -> None:
+def test_the_queue_is_bounded_beyond_the_free_seats() -> None:
     world = World(queued=1, num_seqs=1)
     assert isinstance(world.add("a", 1, 9), Accepted)
-    assert reject(world.add("b", 1)).reason is RejectReason.QUEUE_FULL
+    assert isinstance(world.add("b", 1), Accepted)
+    assert reject(world.add("c", 1)).reason is RejectReason.QUEUE_FULL
     world.step()
-    assert isinstance(world.add("c", 1), Accepted)
-    assert reject(world.add("d", 1)).reason is RejectReason.QUEUE_FULL
+    assert reject(world.add("c", 1)).reason is RejectReason.QUEUE_FULL
     assert world.stats().waiting_seqs == 1
     world.finish()
+    assert isinstance(world.add("c", 1), Accepted)
+    world.finish()
+
+
+def test_seats_without_room_are_no_free_seats() -> None:
+    world = World(queued=2, num_seqs=4, slots=1)
+    for name in "abc":
+        assert isinstance(world.add(name, 1, 9), Accepted)
+    world.step()
+    assert (world.stats().running, world.stats().waiting_state) == (1, 2)
+    assert reject(world.add("d", 1)).reason is RejectReason.QUEUE_FULL
+    world.finish()
+
+
+def test_waiting_tokens_are_bounded_but_one_request_may_be_longer() -> None:
+    world = World(queued_tokens=10, num_seqs=1)
+    assert isinstance(world.add("a", 30, 2), Accepted)
+    refused = reject(world.add("b", 1))
+    assert refused.reason is RejectReason.QUEUE_TOKENS
+    assert "30 tokens" in refused.message and "at most 10" in refused.message
+    world.step()
+    assert world.stats().waiting_tokens == 0
+    assert isinstance(world.add("b", 6), Accepted)
+    assert isinstance(world.add("c", 4), Accepted)
+    assert world.stats().waiting_tokens == 10
+    assert reject(world.add("d", 1)).reason is RejectReason.QUEUE_TOKENS
+    world.cancel("b")
+    assert world.stats().waiting_tokens == 4
+    assert isinstance(world.add("d", 6), Accepted)
+    world.finish()
+    assert world.stats().waiting_tokens == 0
 
 
 def test_draining_takes_nobody_and_finishes_the_rest() -> None:
