@@ -1,0 +1,1 @@
+"""Makes the dashboards and rules from the metrics table: `python -m deploy.observability`."""
