@@ -41,11 +41,12 @@ class CapabilityError(EngineError):
 
 
 class CapacityError(EngineError):
-    """No room at the moment: queue, slots or blocks. `retry_after` is in seconds."""
+    """No room at the moment: queue, slots or blocks. `retry_after` is in seconds, `reason` that of a full queue."""
 
-    def __init__(self, message: str, retry_after: int = 1) -> None:
+    def __init__(self, message: str, retry_after: int = 1, reason: RejectReason | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.reason = reason
 
 
 class RequestError(EngineError):

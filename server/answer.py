@@ -21,6 +21,7 @@ from server.meter import Meter
 from server.stop import StopMatcher
 from server.tokenizer import TextTokenizer
 
+OUTCOMES = {CancelReason.SHUTDOWN: "error", CancelReason.DEADLINE: "deadline"}
 _log = logging.getLogger(__name__)
 
 
@@ -186,9 +187,10 @@ class Answer:
             for answer in answers:
                 if isinstance(answer, BaseException):
                     raise answer
-        except BaseException:
+        except BaseException as error:  # waiting here is interrupted by the request's deadline alone
+            reason = CancelReason.DEADLINE if isinstance(error, asyncio.CancelledError) else CancelReason.CLIENT_GONE
             for request in requests:
-                self._link.cancel(request.id, CancelReason.CLIENT_GONE, 0)
+                self._link.cancel(request.id, reason, 0)
             raise
         self._open = {request.id for request in requests}
         self._meter.prompts_accepted(sum(map(len, self.job.prompts)))
@@ -243,8 +245,9 @@ class Answer:
             choice = self._choices[request_id]
             self._emit(choice)
             self._link.cancel(request_id, reason, choice.num_tokens)
-            outcome = "error" if reason is CancelReason.SHUTDOWN else "abort"
-            self._meter.request_finished(outcome, choice.num_tokens, time.perf_counter() - self._started)
+            self._meter.request_finished(
+                OUTCOMES.get(reason, "abort"), choice.num_tokens, time.perf_counter() - self._started
+            )
         self._open.clear()
 
     @property

@@ -15,7 +15,7 @@ from runtime.api import EngineError
 from server.edge import Edge
 from server.errors import ApiError, from_exception
 from server.meter import CONTENT_TYPE
-from server.routes.generate import ChatRoute, CompletionRoute, Route, generate
+from server.routes.generate import ChatRoute, CompletionRoute, Fields, Route, generate
 from server.routes.models import list_models, retrieve_model
 from server.service import Service
 
@@ -39,7 +39,7 @@ async def on_error(_request: Request, error: Exception) -> Response:
     return from_exception(error).response()
 
 
-def add_generation(app: FastAPI, service: Service, path: str, route: Route) -> None:
+def add_generation(app: FastAPI, service: Service, path: str, route: Route[Fields]) -> None:
     """A generation route."""
 
     async def endpoint(request: Request) -> Response:

@@ -26,7 +26,15 @@ KINDS: dict[int, tuple[str, str | None]] = {
     429: ("rate_limit_error", "slow_down"),
     500: ("server_error", "internal_error"),
     503: ("server_error", "server_is_overloaded"),
+    504: ("timeout_error", "deadline_exceeded"),
 }
+
+
+class DeadlineError(EngineError):
+    """The time that a request may take is over."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"The request was not finished within its {seconds:g} seconds.")
 
 
 class ApiError(Exception):
@@ -92,6 +100,9 @@ def from_exception(error: Exception) -> ApiError:
         return ApiError(400, str(error), param=error.param, code=error.code)
     if isinstance(error, CapacityError):
         return retry_later(429, str(error), error.retry_after)
+    if isinstance(error, DeadlineError):
+        # Nobody gains by the retries an SDK makes by itself: the time is over.
+        return ApiError(504, str(error), headers={"x-should-retry": "false"})
     if isinstance(error, UnavailableError):
         return retry_later(503, str(error), error.retry_after)
     if isinstance(error, HTTPException):

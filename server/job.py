@@ -156,6 +156,7 @@ def make_job(
                         fields, defaults, info, prompt_len=len(prompt), seed=sub_seed(seed, choice)
                     ),
                     num_drafts=num_drafts,
+                    priority=fields.priority,
                 )
             )
     return Job(

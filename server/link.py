@@ -126,8 +126,8 @@ class EngineLink(Protocol):
 
 def refusal(rejected: Rejected) -> EngineError:
     """A `Rejected` as the exception `submit` raises."""
-    if rejected.reason is RejectReason.QUEUE_FULL:
-        return CapacityError("The server's queue is full; try again later.", retry_after=1)
+    if rejected.reason in (RejectReason.QUEUE_FULL, RejectReason.QUEUE_TOKENS):
+        return CapacityError("The server's queue is full; try again later.", 1, rejected.reason)
     if rejected.reason is RejectReason.DRAINING:
         return UnavailableError("The server is shutting down; try again later.")
     code = rejected.code or ("context_length_exceeded" if rejected.reason is RejectReason.TOO_LONG else None)

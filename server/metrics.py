@@ -39,8 +39,8 @@ LATENCY = (
 HTTP = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0)
 TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
 
-FINISH_REASONS = ("stop", "length", "abort", "error")
-REJECTIONS = ("queue_full", "draining", "unavailable", "too_long", "invalid", "auth")
+FINISH_REASONS = ("stop", "length", "abort", "deadline", "error")
+REJECTIONS = ("queue_full", "queue_tokens", "deadline", "draining", "unavailable", "too_long", "invalid", "auth")
 POSITIONS = tuple(map(str, range(MAX_DRAFTS)))
 START_PHASES = ("import", "load", "alloc", "selftest", "total")
 ROUTES: dict[str, str] = {
@@ -57,7 +57,7 @@ ROUTES: dict[str, str] = {
     "other": "other",
 }
 METHODS = ("GET", "HEAD", "POST", "other")
-CODES = ("200", "400", "401", "404", "405", "413", "415", "429", "500", "503", "other")
+CODES = ("200", "400", "401", "404", "405", "413", "415", "429", "500", "503", "504", "other")
 
 _HTTP_CHILDREN = tuple((route, method, code) for route, method in ROUTES.items() for code in CODES)
 _KV = ("used", "free", "cached")
@@ -91,6 +91,18 @@ TABLE: tuple[Row, ...] = (
         ),
     ),
     Row(
+    Row(
+        "requests_waiting_tokens",
+        "gauge",
+        "Prompt tokens of waiting generations.",
+        source=one(lambda s: s.waiting_tokens),
+    ),
+    Row(
+        "requests_stuck_total",
+        "counter",
+        "Generations ended because nothing could go on. Must be 0.",
+        source=one(lambda s: s.stuck_requests),
+    ),
         "request_preemptions_total",
         "counter",
         "Running generations set back, by what was missing.",

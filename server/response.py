@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from runtime.api import CancelReason, EngineError
 from server.answer import Answer
-from server.errors import from_exception
+from server.errors import DeadlineError, from_exception
 from server.link import Inbox
 from server.logs import event
 from server.render import Renderer
@@ -32,10 +32,15 @@ def sse(message: Mapping[str, Any]) -> bytes:
     return b"data: " + _encode(message) + b"\n\n"
 
 
+def reason_of(error: Exception) -> CancelReason:
+    """Why the engine is told to stop when an answer fails here."""
+    return CancelReason.DEADLINE if isinstance(error, DeadlineError) else CancelReason.SHUTDOWN
+
+
 class AnswerResponse(Response):
     """Delivers one answer. `leave` is called when it is over, however it ended."""
 
-    def __init__(self, answer: Answer, renderer: Renderer, inbox: Inbox, leave: Callable[[Inbox], None]) -> None:
+    def __init__(self, answer: Answer, renderer: Renderer, inbox: Inbox, leave: Callable[[], None]) -> None:
         self.answer = answer
         self._renderer = renderer
         self._inbox = inbox
@@ -55,14 +60,14 @@ class AnswerResponse(Response):
                 await self._whole(scope, receive, send)
         except (ClientGoneError, OSError):
             self._outcome = "client gone"
-        except EngineError:
+        except EngineError as error:
             self._outcome = "failed"
-            reason = CancelReason.SHUTDOWN
+            reason = reason_of(error)
             raise
         finally:
             watch.cancel()
             self.answer.close(reason)
-            self._leave(self._inbox)
+            self._leave()
             self._log(scope.get("state", {}).get("request_id"))
 
     def _log(self, request_id: str | None) -> None:
@@ -108,7 +113,7 @@ class AnswerResponse(Response):
             if not isinstance(error, EngineError):
                 _log.exception("stream failed")
             self._outcome = "failed"
-            self.answer.close(CancelReason.SHUTDOWN)
+            self.answer.close(reason_of(error))
             data = sse(from_exception(error).body()) + DONE
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

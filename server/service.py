@@ -6,13 +6,13 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from runtime.api import CapacityError, EngineError, ModelInfo, RequestError
-from server.admission import Admission
+from runtime.api import CapacityError, EngineError, ModelInfo, RejectReason, RequestError
+from server.admission import Admission, Room, Ticket
 from server.answer import Answer
 from server.auth import Keys
-from server.errors import ApiError
+from server.errors import ApiError, DeadlineError
 from server.job import Job, SamplingDefaults
-from server.link import EngineLink, Inbox, UnavailableError
+from server.link import EngineLink, UnavailableError
 from server.meter import Meter
 from server.prompt import PromptEncoder
 from server.settings import Settings
@@ -42,7 +42,14 @@ class Service:
         self.settings = settings
         self.link = link
         self.keys = Keys(settings.api_key)
-        self.admission = Admission(2 * (settings.max_queued_requests + settings.max_num_seqs))
+        self.admission = Admission(
+            Room(
+                seats=settings.max_num_seqs,
+                requests=settings.max_queued_requests,
+                tokens=settings.max_queued_tokens,
+            ),
+            link.stats,
+        )
         self.meter = Meter(settings.model_name, settings.proposer, link.stats)
         self._model: Model | None = None
         link.observe_last(self.meter.timing)
@@ -99,17 +106,23 @@ class Service:
         """Ends the requests that are still running."""
         self.admission.interrupt(UnavailableError("The server is shutting down."))
 
-    async def answer(self, job: Job, inbox: Inbox) -> Answer:
+    async def answer(self, job: Job, ticket: Ticket) -> Answer:
         """Submits a job; raises before anything was sent to the client."""
-        answer = Answer(job, self.link, inbox, self.model.tokenizer, self.meter)
-        await answer.open()
+        answer = Answer(job, self.link, ticket.inbox, self.model.tokenizer, self.meter)
+        try:
+            await answer.open()
+        except CapacityError as error:
+            raise self.admission.refusal(error.reason or RejectReason.QUEUE_FULL) from error
+        self.admission.arrived(ticket)
         return answer
 
     def rejected(self, error: Exception) -> None:
         """Counts a refused generation."""
         reason = "invalid"
         if isinstance(error, CapacityError):
-            reason = "queue_full"
+            reason = (error.reason or RejectReason.QUEUE_FULL).value
+        elif isinstance(error, DeadlineError):
+            reason = "deadline"
         elif isinstance(error, UnavailableError):
             reason = "draining" if self.admission.draining else "unavailable"
         elif isinstance(error, RequestError) and error.code == "context_length_exceeded":

@@ -73,6 +73,9 @@ class Settings(BaseModel):
     )
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, le=2**30, description="Largest request body.")
     max_choices: int = Field(128, ge=1, le=4096, description="Prompts times n in one request.")
+    request_timeout: float = Field(
+        0.0, ge=0, le=86400, description="Seconds a request may take that names no time itself; 0: any time."
+    )
     body_timeout: float = Field(30.0, gt=0, le=3600, description="Seconds a client may take to send its body.")
     drain_timeout: float = Field(300.0, ge=0, le=86400, description="Seconds running requests may take after SIGTERM.")
     write_timeout: float = Field(

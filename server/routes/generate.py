@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.admission import Ticket
 from server.answer import Answer
+from server.deadline import HEADER, Deadline
 from server.errors import ApiError
 from server.job import Job, make_job
-from server.link import Inbox
 from server.render import ChatRenderer, CompletionRenderer, Renderer
 from server.response import AnswerResponse
-from server.routes.body import parse_json, read_body
+from server.routes.body import declared_bytes, parse_json, read_body
 from server.schema.chat import CHAT_NEUTRAL, ChatRequest
 from server.schema.common import SamplingFields, validate
 from server.schema.completions import COMPLETION_NEUTRAL, CompletionRequest
 from server.service import Model, Service
 
 INLINE_BODY_BYTES = 16 * 1024
+
+Fields = TypeVar("Fields", bound=SamplingFields)
+Result = TypeVar("Result")
 
 
 def model_not_found(name: str) -> ApiError:
@@ -36,25 +41,33 @@ def check_model(fields: SamplingFields, model: Model) -> str:
     return fields.model or model.name
 
 
-class Route(Protocol):
-    """What differs between the two generation routes."""
+class Route(Protocol[Fields]):
+    """What differs between the generation routes. Both steps may take long, and run off the loop for large bodies."""
 
     @abstractmethod
-    def job(self, data: Any, model: Model, max_choices: int) -> Job:
-        """A decoded body as a job; may take long, runs off the event loop for large bodies."""
+    def fields(self, data: Any, model: Model) -> Fields:
+        """A decoded body, checked; nothing is rendered or in tokens yet."""
+
+    @abstractmethod
+    def job(self, fields: Fields, model: Model, max_choices: int) -> Job:
+        """The work: prompts in tokens."""
 
     @abstractmethod
     def renderer(self, job: Job, model: Model) -> Renderer:
         """How its answer looks."""
 
 
-class ChatRoute(Route):
+class ChatRoute(Route[ChatRequest]):
     """/v1/chat/completions."""
 
-    def job(self, data: Any, model: Model, max_choices: int) -> Job:
+    def fields(self, data: Any, model: Model) -> ChatRequest:
         """See `Route`."""
         fields = validate(data, ChatRequest, CHAT_NEUTRAL)
-        name = check_model(fields, model)
+        check_model(fields, model)
+        return fields
+
+    def job(self, fields: ChatRequest, model: Model, max_choices: int) -> Job:
+        """See `Route`."""
         prompt = model.encoder.encode_chat(
             fields.template_messages(),
             model.info.max_model_len,
@@ -65,7 +78,7 @@ class ChatRoute(Route):
             "chatcmpl",
             fields,
             (tuple(prompt),),
-            model=name,
+            model=check_model(fields, model),
             info=model.info,
             defaults=model.defaults,
             max_choices=max_choices,
@@ -77,13 +90,17 @@ class ChatRoute(Route):
         return ChatRenderer(job, model.tokenizer)
 
 
-class CompletionRoute(Route):
+class CompletionRoute(Route[CompletionRequest]):
     """/v1/completions."""
 
-    def job(self, data: Any, model: Model, max_choices: int) -> Job:
+    def fields(self, data: Any, model: Model) -> CompletionRequest:
         """See `Route`."""
         fields = validate(data, CompletionRequest, COMPLETION_NEUTRAL)
-        name = check_model(fields, model)
+        check_model(fields, model)
+        return fields
+
+    def job(self, fields: CompletionRequest, model: Model, max_choices: int) -> Job:
+        """See `Route`."""
         limit = model.info.max_model_len
         prompts = tuple(
             tuple(model.encoder.encode_text(prompt, limit) if isinstance(prompt, str) else prompt)
@@ -93,7 +110,7 @@ class CompletionRoute(Route):
             "cmpl",
             fields,
             prompts,
-            model=name,
+            model=check_model(fields, model),
             info=model.info,
             defaults=model.defaults,
             max_choices=max_choices,
@@ -105,27 +122,60 @@ class CompletionRoute(Route):
         return CompletionRenderer(job, model.tokenizer)
 
 
-async def generate(route: Route, service: Service, request: Request) -> Response:
-    """Validates, submits, and only then lets the response begin: every refusal is a plain JSON error."""
-    inbox: Inbox | None = None
+async def generate(route: Route[Fields], service: Service, request: Request) -> Response:
+    """Validates, submits, and only then lets the response begin: every refusal is a plain JSON error.
+
+    Whether there is room is asked three times: before the body is read, before it is rendered and in tokens, and then.
+    """
+    ticket: Ticket | None = None
+    admission = service.admission
     try:
+        deadline = Deadline(request.headers.get(HEADER), service.settings.request_timeout)
         model = service.model
-        inbox = service.admission.enter()
-        settings = service.settings
-        body = await read_body(request, limit=settings.max_body_bytes, timeout=settings.body_timeout)
-
-        def prepare() -> Job:
-            return route.job(parse_json(body), model, settings.max_choices)
-
-        job = prepare() if len(body) <= INLINE_BODY_BYTES else await asyncio.to_thread(prepare)
-        answer: Answer = await service.answer(job, inbox)
-        return AnswerResponse(answer, route.renderer(job, model), inbox, service.admission.leave)
-    except Exception as error:
-        service.rejected(error)
-        if inbox is not None:
-            service.admission.leave(inbox)
+        ticket = admission.enter(declared_bytes(request))
+        try:
+            async with asyncio.timeout_at(deadline.at) as clock:
+                settings = service.settings
+                body = await read_body(request, limit=settings.max_body_bytes, timeout=settings.body_timeout)
+                fields = await off_loop(body, lambda: route.fields(parse_json(body), model))
+                deadline.narrow(fields.timeout)
+                clock.reschedule(deadline.at)
+                admission.expect(
+                    ticket,
+                    generations=fields.num_prompts * fields.n,
+                    num_bytes=len(body),
+                    longest=model.info.max_model_len,
+                )
+                job = await off_loop(body, lambda: route.job(fields, model, settings.max_choices))
+                admission.measure(
+                    ticket,
+                    num_bytes=len(body),
+                    prompt_tokens=sum(map(len, job.prompts)),
+                    tokens=sum(len(each.prompt) for each in job.requests),
+                )
+                answer = await service.answer(job, ticket)
+        except TimeoutError:
+            raise deadline.error() from None
+    except BaseException as error:
+        if isinstance(error, Exception):
+            service.rejected(error)
+        if ticket is not None:
+            admission.leave(ticket)
         raise
-    except BaseException:
-        if inbox is not None:
-            service.admission.leave(inbox)
-        raise
+    return respond(answer, route.renderer(job, model), service, ticket=ticket, deadline=deadline)
+
+
+def respond(answer: Answer, renderer: Renderer, service: Service, *, ticket: Ticket, deadline: Deadline) -> Response:
+    """The response of an accepted request; when it is over, the request has left."""
+    deadline.arm(ticket.inbox)
+
+    def leave() -> None:
+        deadline.disarm()
+        service.admission.leave(ticket)
+
+    return AnswerResponse(answer, renderer, ticket.inbox, leave)
+
+
+async def off_loop(body: bytes, work: Callable[[], Result]) -> Result:
+    """Work on a body; in a thread when it is large, so that other requests are served meanwhile."""
+    return work() if len(body) <= INLINE_BODY_BYTES else await asyncio.to_thread(work)

@@ -9,13 +9,14 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from runtime.api import MAX_DRAFTS, MAX_LOGPROBS
+from runtime.api import MAX_DRAFTS, MAX_LOGPROBS, MAX_PRIORITY
 from server.errors import ApiError, from_validation
 
 MAX_INT = 2**31 - 1
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
 MAX_BIASES = 1024
+MAX_TIMEOUT = 86400.0
 _log = logging.getLogger(__name__)
 _seen_unknown: set[str] = set()
 
@@ -93,6 +94,8 @@ class SamplingFields(BaseModel):
     return_token_ids: bool = False
     return_speculation_details: bool = False
     speculation: Speculation | None = None
+    priority: int = Field(0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    timeout: float | None = Field(None, gt=0, le=MAX_TIMEOUT)
 
     # accepted, type-checked, without effect
     user: str | None = None
@@ -110,6 +113,11 @@ class SamplingFields(BaseModel):
     @abstractmethod
     def top_logprobs_wanted(self) -> int | None:
         """Alternatives per token, 0 for the sampled token alone, None for no logprobs."""
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts in one request; each is answered `n` times."""
+        return 1
 
     @property
     @abstractmethod
@@ -138,7 +146,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "lora_path": (),
     "moderation": (),
     "prediction": (),
-    "priority": (0,),
     "prompt_logprobs": (),
     "regex": (),
     "structured_outputs": (),

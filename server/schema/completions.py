@@ -54,6 +54,11 @@ class CompletionRequest(SamplingFields):
         return self.logprobs
 
     @property
+    def num_prompts(self) -> int:
+        """See `SamplingFields`."""
+        return len(self.prompt)
+
+    @property
     def max_new_tokens(self) -> int | None:
         """See `SamplingFields`."""
         return self.max_tokens or DEFAULT_MAX_TOKENS

@@ -97,7 +97,6 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("response_format", {"type": "json_object"}),
     ("prompt_logprobs", 1),
     ("continue_final_message", True),
-    ("priority", 5),
     ("use_beam_search", True),
     ("echo", True),
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
@@ -359,13 +358,6 @@ def test_every_exception_has_one_status(error: Exception, status: int) -> None:
 def test_field_paths() -> None:
     assert field_path(("messages", 0, "content")) == "messages[0].content"
     assert field_path(()) is None
-
-
-def test_more_requests_than_the_engine_could_ever_hold_are_429() -> None:
-    with live(FakeEngine(), max_queued_requests=1, max_num_seqs=1) as server:
-        for _ in range(4):
-            server.service.admission.enter()
-        check(server.chat(), 429, None)
 
 
 def test_a_wrong_message_among_thousands_is_found_off_the_loop(shared: LiveServer) -> None:

@@ -193,6 +193,7 @@ class FakeEngine(EngineCore):
     def stats(self) -> EngineStats:
         self._stats.running = len(self._running)
         self._stats.waiting_seqs = len(self._waiting)
+        self._stats.waiting_tokens = sum(len(request.prompt) for request in self._waiting)
         self._stats.kv_blocks_used = len(self._running)
         self._stats.state_slots_used = len(self._running)
         return self._stats
