@@ -19,7 +19,8 @@ LONGEST = 4096  # tokens of a request that is audited: the recomputation happens
 class Auditor:
     """Audits one row every `interval` steps (0: never), when the pool has room for a second copy of its state.
 
-    `worst` is the largest relative difference seen; a difference beyond `tolerance` counts as a mismatch.
+    `worst` is the largest relative difference seen; a difference beyond `tolerance` counts as a mismatch. `skipped`
+    audits were due, but found no room or broke off.
     """
 
     def __init__(self, pool: StatePool, runner: ModelRunner, interval: int) -> None:
@@ -31,6 +32,7 @@ class Auditor:
         self.tolerance = max(TOLERANCE, tolerance(pool.kv.dtype))
         self.ok = 0
         self.mismatches = 0
+        self.skipped = 0
         self.worst = 0.0
 
     @property
@@ -52,6 +54,7 @@ class Auditor:
             except StateError:
                 raise
             except Exception:
+                self.skipped += 1
                 log.exception("an audit broke off")
 
     def audit(self, row: Row) -> float | None:
@@ -63,6 +66,7 @@ class Auditor:
         try:
             probe = Probe(self._pool, self._runner, lease.computed, "audit")
         except CapacityError:
+            self.skipped += 1
             return None
         try:
             probe.prefill(row.seq.tokens[: lease.computed])

@@ -124,6 +124,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, *, pois
         verifier=Verifier(sampling, k_max),
         proposer=proposer,
         auditor=Auditor(pool, runner, config.audit_interval),
+        weight_bytes=loaded.num_bytes,
         settle_lag=config.settle_lag,
     )
 

@@ -28,6 +28,7 @@ from runtime.api import (
     StateError,
 )
 from runtime.auditor import Auditor
+from runtime.counts import Observations
 from runtime.outcome import read_back
 from runtime.plan import Batch, Outcome
 from runtime.queue import refuse_malformed
@@ -42,20 +43,21 @@ from runtime.step import ForwardBatch, Verdict
 log = logging.getLogger("lockstep.engine")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Flight:
-    """A committed step that the host has not read yet."""
+    """A committed step that the host has not read yet. `drafting`: seconds spent on drafts so far."""
 
     txn: StateTxn
     fb: ForwardBatch
     verdict: Verdict
     hidden: torch.Tensor
+    drafting: float = 0.0
 
 
 class Engine(EngineCore):
     """schedule, begin, forward, judge, commit, extend, propose, settle. Build one with `runtime.build.build_engine`.
 
-    `settle_lag` 1 lets a step start before the host has seen the previous one.
+    `settle_lag` 1 lets a step start before the host has seen the previous one. `weight_bytes`: memory of parameters.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Engine(EngineCore):
         proposer: SpeculativeProposer | None,
         auditor: Auditor,
         settle_lag: int,
+        weight_bytes: int,
     ) -> None:
         self.scheduler = scheduler
         self.states = states
@@ -86,6 +89,14 @@ class Engine(EngineCore):
         self._last_step = time.time()
         self._steps = dict.fromkeys(STEP_KINDS, 0)
         self._seconds = dict.fromkeys(STEP_PHASES, 0.0)
+        self._latest = dict.fromkeys(STEP_PHASES, 0.0)
+        self._observed = Observations()
+        self._memory = {
+            "weights": weight_bytes,
+            "kv": states.kv.num_bytes,
+            "state": states.recurrent.num_bytes,
+            "draft": 0 if proposer is None else proposer.num_bytes(),
+        }
         self._draft_failures = 0
         self._non_finite = 0
 
@@ -116,14 +127,19 @@ class Engine(EngineCore):
 
     def stats(self) -> EngineStats:
         """The current counters and gauges."""
-        stats = EngineStats()
+        stats = EngineStats(distributions=self._observed.snapshot())
         self.scheduler.fill(stats)
         counts = self.states.counts
         stats.commits, stats.commits_missing, stats.aborted_steps = counts.commits, counts.missing, counts.aborted
         stats.commits_full, stats.commits_partial = counts.full, counts.partial
         stats.commits_bonus_only = counts.bonus_only
+        stats.commit_rows = dict(counts.rows)
         stats.folds = self.states.backend.num_folds()
+        stats.state_copies = {"commit": sum(counts.rows.values()) - stats.folds, "fold": stats.folds}
+        stats.state_slot_bytes = self.states.recurrent.num_bytes // self.states.recurrent.num_slots
+        stats.memory_bytes = self._memory | {"candidates": self.states.backend.num_bytes()}
         stats.audits_ok, stats.audits_mismatch = self.auditor.ok, self.auditor.mismatches
+        stats.audits_skipped, stats.audit_worst = self.auditor.skipped, self.auditor.worst
         stats.steps, stats.step_seconds = dict(self._steps), dict(self._seconds)
         stats.last_step_time, stats.step_serial = self._last_step, self._serial
         stats.draft_failures, stats.non_finite_rows = self._draft_failures, self._non_finite
@@ -159,7 +175,7 @@ class Engine(EngineCore):
 
     def step(self) -> Seq[Delta]:
         """Runs one step and settles what is due; returns what that adds to requests."""
-        self._last_step = time.time()
+        began = time.perf_counter()
         deltas = self.scheduler.take_ended()
         with self._timed("schedule"):
             batch = self.scheduler.schedule(time.monotonic())
@@ -178,6 +194,9 @@ class Engine(EngineCore):
         while self._flights and (batch is None or len(self._flights) > self._lag or self.auditor.due):
             deltas += self._settle(self._flights[0])
         deltas += self.scheduler.take_ended()
+        self._last_step = time.time()
+        if batch is not None:
+            self._observed.observe("step_seconds", time.perf_counter() - began)
         return deltas
 
     def _run(self, batch: Batch) -> None:
@@ -201,6 +220,11 @@ class Engine(EngineCore):
             raise
         self._serial += 1
         self._steps[batch.kind] += 1
+        self._observed.observe("step_tokens", batch.num_tokens)
+        self._observed.observe("batch_size", len(batch.rows))
+        self._observed.observe("commit_seconds", self._latest["commit"])
+        if any(row.num_drafts for row in batch.rows):
+            self._observed.observe("verify_seconds", self._latest["forward"] + self._latest["judge"])
 
     def _draft(self, flight: _Flight) -> None:
         """The drafter's own state follows every step; drafts of a device proposer stay on the device."""
@@ -211,11 +235,13 @@ class Engine(EngineCore):
         try:
             with self._timed("extend"):
                 self.proposer.extend(txn, fb, hidden, verdict)
+            flight.drafting += self._latest["extend"]
             if self.proposer.placement is Placement.HOST or not any(wanted):
                 return
             with self._timed("propose"):
                 drafts = self.proposer.propose(txn, fb, hidden, verdict, wanted)
                 self.runner.keep_drafts(fb, drafts.tokens)
+            flight.drafting += self._latest["propose"]
         except Exception as error:  # noqa: BLE001 - see _note_draft_failure
             self._note_draft_failure(error)
 
@@ -232,6 +258,8 @@ class Engine(EngineCore):
             self.states.settle(flight.txn, outcome)
             deltas = self.scheduler.update(flight.txn.batch, outcome, time.monotonic())
             self._non_finite += sum(error is not None for error in outcome.errors)
+        if flight.drafting:
+            self._observed.observe("draft_seconds", flight.drafting)
         self.auditor.after_step(flight.txn.batch, quiet=not self._flights)
         return deltas
 
@@ -243,6 +271,7 @@ class Engine(EngineCore):
         try:
             with self._timed("propose"):
                 drafts = self.proposer.propose(flight.txn, flight.fb, flight.hidden, flight.verdict, wanted)
+            flight.drafting += self._latest["propose"]
             if len(drafts.lengths) != len(wanted):
                 raise StateError(f"drafts for {len(drafts.lengths)} of {len(wanted)} rows")
             tokens = drafts.tokens.tolist()
@@ -285,4 +314,5 @@ class Engine(EngineCore):
         try:
             yield
         finally:
-            self._seconds[phase] += time.perf_counter() - start
+            self._latest[phase] = time.perf_counter() - start
+            self._seconds[phase] += self._latest[phase]

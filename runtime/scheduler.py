@@ -180,12 +180,21 @@ class Scheduler:
         return [self._end(row.seq, FinishReason.ERROR, now, error=message) for row in batch.rows if row.live]
 
     def fill(self, stats: EngineStats) -> None:
-        """Writes the gauges and counters the scheduler and the ledger own."""
+        """Writes the gauges and counters the scheduler and the ledger own.
+
+        All who wait, wait for what the first of them lacks: room, a seat, or (deferred) a step with tokens to spare.
+        """
         ledger = self.ledger
         stats.running = len(self._running)
-        stats.waiting_seqs = len(self._waiting) if self._short is None else 0
-        stats.waiting_kv = len(self._waiting) if self._short is Currency.KV else 0
-        stats.waiting_state = len(self._waiting) if self._short is Currency.STATE else 0
+        waiting = len(self._waiting)
+        if self._short is Currency.KV:
+            stats.waiting_kv = waiting
+        elif self._short is Currency.STATE:
+            stats.waiting_state = waiting
+        elif len(self._running) >= self.limits.max_num_seqs:
+            stats.waiting_seqs = waiting
+        else:
+            stats.waiting_deferred = waiting
         stats.waiting_tokens = self._waiting.num_tokens
         stats.kv_blocks_used, stats.kv_blocks_total = ledger.used_blocks, ledger.total_blocks
         stats.state_slots_used, stats.state_slots_total = ledger.used_slots, ledger.total_slots

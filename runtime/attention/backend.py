@@ -159,5 +159,9 @@ class AttentionBackend(Protocol):
         """How many rows' inputs were left to be folded by a later reader, since start."""
 
     @abstractmethod
+    def num_bytes(self) -> int:
+        """Memory held for candidates and pending inputs, in bytes."""
+
+    @abstractmethod
     def forget(self, slot: int) -> None:
         """Drops pending inputs of a slot whose lease begins or ends."""

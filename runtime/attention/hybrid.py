@@ -90,6 +90,10 @@ class HybridAttnBackend(AttentionBackend):
         """Of both halves."""
         return sum(half.num_folds() for half in self._halves)
 
+    def num_bytes(self) -> int:
+        """Of both halves."""
+        return sum(half.num_bytes() for half in self._halves)
+
     def forget(self, slot: int) -> None:
         """Both halves drop what they hold."""
         for half in self._halves:

@@ -103,6 +103,10 @@ class HybridLinearAttnBackend(AttentionBackend):
         """See LinearAttention.num_folds."""
         return self._linear.num_folds()
 
+    def num_bytes(self) -> int:
+        """See LinearAttention.num_bytes."""
+        return self._linear.num_bytes()
+
     def forget(self, slot: int) -> None:
         """See LinearAttention.forget."""
         self._linear.forget(slot)

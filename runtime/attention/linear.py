@@ -69,12 +69,21 @@ class LinearAttention(Protocol):
         """Rows committed by keeping inputs instead of a state."""
 
     @abstractmethod
+    def num_bytes(self) -> int:
+        """Memory held for candidates and pending inputs, in bytes."""
+
+    @abstractmethod
     def forget(self, slot: int) -> None:
         """Drops what is pending for a slot that changes hands."""
 
     @abstractmethod
     def peek(self, layer: int, slot: int) -> Peeked:
         """The committed state, folded into copies."""
+
+
+def bytes_of(*tensors: torch.Tensor) -> int:
+    """Memory of tensors, in bytes."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def fresh_rows(part: StepPart) -> torch.Tensor | None:
@@ -90,6 +99,10 @@ class EndStates:
         self._conv: dict[int, torch.Tensor] = {}
         self._state: dict[int, torch.Tensor] = {}
         self._capacity = 0
+
+    def num_bytes(self) -> int:
+        """Memory held, in bytes."""
+        return bytes_of(*self._conv.values(), *self._state.values())
 
     def reserve(self, num_rows: int) -> None:
         """Room for scratch rows 0..num_rows - 1; grows by doubling, never shrinks."""

@@ -15,7 +15,7 @@ import torch
 from kernels.causal_conv1d import conv_block, conv_window
 from kernels.state_fold import fold
 from runtime.attention.backend import Recurrence, StateUpdates
-from runtime.attention.linear import EndStates, LinearAttention, LinearPlan, Peeked, make_plan
+from runtime.attention.linear import EndStates, LinearAttention, LinearPlan, Peeked, bytes_of, make_plan
 from runtime.plan import RowKind
 from runtime.state.recurrent import RecurrentShape, RecurrentStore
 from runtime.step import StepPart
@@ -156,6 +156,10 @@ class ReplayLinear(LinearAttention):
     def num_folds(self) -> int:
         """Commits so far, by rows."""
         return self._folds
+
+    def num_bytes(self) -> int:
+        """The inputs of all slots, and the scratch of prefills."""
+        return self._ends.num_bytes() + bytes_of(*(inputs.packed for inputs in self._inputs.values()))
 
     def forget(self, slot: int) -> None:
         """The slot changes hands: its inputs must not reach the next owner."""

@@ -9,7 +9,7 @@ import torch
 from kernels.causal_conv1d import conv_block, conv_windows_all
 from kernels.state_commit import gather_commit
 from runtime.attention.backend import Recurrence
-from runtime.attention.linear import EndStates, LinearAttention, LinearPlan, Peeked, make_plan
+from runtime.attention.linear import EndStates, LinearAttention, LinearPlan, Peeked, bytes_of, make_plan
 from runtime.plan import RowKind
 from runtime.state.recurrent import RecurrentStore
 from runtime.step import StepPart
@@ -86,6 +86,10 @@ class SnapshotLinear(LinearAttention):
     def num_folds(self) -> int:
         """States are always written."""
         return 0
+
+    def num_bytes(self) -> int:
+        """Scratch of all kinds."""
+        return self._ends.num_bytes() + bytes_of(*self._conv.values(), *self._state.values())
 
     def forget(self, slot: int) -> None:
         """Nothing to drop."""

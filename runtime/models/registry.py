@@ -34,10 +34,14 @@ DTYPES: dict[str, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """A model ready to run. `mtp` is None unless it was asked for and the checkpoint has one."""
+    """A model ready to run. `mtp` is None unless it was asked for and the checkpoint has one.
+
+    `num_bytes`: memory of the parameters of both, in bytes.
+    """
 
     model: HybridModel
     mtp: MtpHead | None
+    num_bytes: int
 
 
 def read_spec(model_dir: Path) -> ModelSpec:
@@ -62,7 +66,9 @@ def load_model(
         reason = str(error).split("\n", maxsplit=1)[0]
         raise ConfigError(f"{model_dir}: the parameters cannot be allocated on {device}: {reason}") from error
     load_weights(model_dir, built.names, progress)
-    return Loaded(built.model, built.mtp)
+    storages = [weight.target.untyped_storage() for weight in built.names.weights]
+    num_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    return Loaded(built.model, built.mtp, num_bytes)
 
 
 def _read_spec(model_dir: Path, config: ConfigFile, family: Family) -> ModelSpec:

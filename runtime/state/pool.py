@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from runtime.api import StateError
+from runtime.api import ROW_KINDS, StateError
 from runtime.attention.backend import AttentionBackend, AttentionPlan, Recurrence, StepContext, VerifyTicket
 from runtime.attention.hybrid_linear import check_kept
 from runtime.plan import Batch, Outcome, Row, RowKind, StateLease
@@ -52,9 +52,10 @@ class StateTxn(StepContext):
 
 @dataclass(slots=True)
 class CommitCounts:
-    """What the pool has done so far; verify rows by how much of their draft was kept."""
+    """What the pool has done so far; verify rows by how much of their draft was kept. `rows` by their kind."""
 
     commits: int = 0
+    rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ROW_KINDS, 0))
     full: int = 0
     partial: int = 0
     bonus_only: int = 0
@@ -149,6 +150,7 @@ class StatePool:
                 raise StateError(f"{ticket.backend.name!r} does not run {ticket.kind.value} rows here")
             check_kept(ticket, verdict.kept[ticket.rows], verdict.path[ticket.rows])
         for ticket in txn.tickets:
+            self.counts.rows[ticket.kind.value] += len(ticket.fed)
             self.backend.update_mamba_state_after_mtp_verify(
                 ticket, verdict.kept[ticket.rows], verdict.path[ticket.rows]
             )

@@ -42,6 +42,8 @@ ASSET = Path(__file__).parents[3] / "runtime" / "assets" / "model"
 QWEN, GRANITE = "qwen-attention-first", "granite-attention-first"
 GAUGES = {
     "running",
+    "waiting_deferred",
+    "waiting_tokens",
     "waiting_seqs",
     "waiting_kv",
     "waiting_state",
@@ -266,7 +268,11 @@ def assert_not_fallen(before: EngineStats, after: EngineStats) -> None:
         if name in GAUGES:
             continue
         old, new = getattr(before, name), getattr(after, name)
-        if isinstance(old, dict):
+        if name == "distributions":
+            for key, seen in old.items():
+                assert new[key].total >= seen.total, key
+                assert all(b >= a for a, b in zip(seen.counts, new[key].counts, strict=True)), key
+        elif isinstance(old, dict):
             assert all(new[key] >= value for key, value in old.items()), name
         elif isinstance(old, list):
             assert all(b >= a for a, b in zip(old, new, strict=True)), name

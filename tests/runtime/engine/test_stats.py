@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import math
 from collections import Counter
 from typing import Any
 
 import pytest
+import torch
+from safetensors import safe_open
 
-from runtime.api import MAX_DRAFTS, STEP_KINDS, STEP_PHASES, Delta, Request
+from runtime.api import (
+    DISTRIBUTIONS,
+    MAX_DRAFTS,
+    MEMORY_KINDS,
+    ROW_KINDS,
+    STEP_KINDS,
+    STEP_PHASES,
+    Delta,
+    Distribution,
+    Request,
+)
 from runtime.engine import Engine
 from runtime.plan import Batch, Outcome, Row, Sequence, StateLease
+from runtime.scheduler import Scheduler
+from runtime.speculation.mtp import MtpProposer
 from runtime.state.ledger import Freed
 from runtime.state.pool import StateTxn
 from tests.runtime.engine.harness import (
@@ -19,6 +35,7 @@ from tests.runtime.engine.harness import (
     Scripted,
     alone,
     build,
+    directory,
     prompts,
     request,
     texts_of,
@@ -79,8 +96,133 @@ def test_usage_of_the_pools_is_shown() -> None:
     stats = driver.stats
     assert (stats.running, stats.state_slots_used, stats.state_slots_total) == (2, 2, 2)
     assert 2 <= stats.kv_blocks_used <= stats.kv_blocks_total == 30
-    assert stats.waiting_seqs + stats.waiting_kv + stats.waiting_state == 3
+    assert (stats.waiting_seqs, stats.waiting_kv, stats.waiting_state, stats.waiting_deferred) == (3, 0, 0, 0)
     driver.finish()
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"max_num_seqs": 1}, "waiting_seqs"),
+        ({"num_slots": 2}, "waiting_state"),
+        ({"num_blocks": 12, "max_model_len": 36}, "waiting_kv"),
+        ({"max_num_batched_tokens": 16}, "waiting_deferred"),
+    ],
+)
+def test_it_is_said_what_requests_wait_for(limits: dict[str, int], reason: str) -> None:
+    """Only those that hold nothing wait: a prompt that is computed in chunks runs."""
+    driver = Driver(build(QWEN, **limits))
+    driver.submit(*(request(f"{i}", text, max_tokens=10) for i, text in enumerate(prompts(3, [20]))))
+    driver.step()
+    waiting = {name: getattr(driver.stats, name) for name in driver.stats.__struct_fields__ if "waiting" in name}
+    assert waiting.pop("waiting_tokens") > 0
+    assert waiting.pop(reason) == 2
+    assert not any(waiting.values())
+    assert driver.stats.running == 1
+    driver.finish()
+    assert driver.stats.running + sum(getattr(driver.stats, name) for name in (*waiting, reason)) == 0
+
+
+@pytest.mark.parametrize(
+    ("speculative", "lag", "strategy"),
+    [("none", 0, "replay"), ("mtp:3", 1, "snapshot"), ("right:1", 0, "replay"), ("right-host:4", 1, "replay")],
+)
+def test_distributions_are_of_what_was_planned_and_judged(speculative: str, lag: int, strategy: str) -> None:
+    engine = build(QWEN, speculative=speculative, settle_lag=lag, max_num_seqs=3, decode_backend=strategy)
+    start = engine.stats()
+    batches: list[Batch] = []
+    lengths: list[int] = []
+
+    def schedule(now: float) -> Batch | None:
+        batch = Scheduler.schedule(engine.scheduler, now)
+        batches.extend([batch] if batch is not None else [])
+        return batch
+
+    def update(batch: Batch, outcome: Outcome, now: float) -> list[Delta]:
+        drafted = [kept - 1 for row, kept in zip(batch.rows, outcome.kept, strict=True) if row.num_drafts and row.live]
+        lengths.extend(drafted)
+        return Scheduler.update(engine.scheduler, batch, outcome, now)
+
+    engine.scheduler.schedule, engine.scheduler.update = schedule, update  # type: ignore[method-assign]
+    driver = Driver(engine)
+    driver.submit(*(request(f"{i}", text, max_tokens=6) for i, text in enumerate(prompts(5, lengths=[1, 9]))))
+    driver.finish()
+    stats = driver.stats
+
+    def seen(name: str) -> Distribution:
+        return stats.distributions[name]
+
+    assert set(stats.distributions) == set(DISTRIBUTIONS)
+    assert counted("step_tokens", [batch.num_tokens for batch in batches]) == seen("step_tokens")
+    assert counted("batch_size", [len(batch.rows) for batch in batches]) == seen("batch_size")
+    assert counted("accepted_length", lengths) == seen("accepted_length")
+    verifying = sum(any(row.num_drafts for row in batch.rows) for batch in batches)
+    speculating = sum(any(row.seq.num_drafts for row in batch.rows) for batch in batches)
+    for name, count in (
+        ("step_seconds", len(batches)),
+        ("commit_seconds", len(batches)),
+        ("verify_seconds", verifying),
+        ("draft_seconds", speculating),
+    ):
+        assert sum(seen(name).counts) == count, name
+        assert (seen(name).total > 0) == (count > 0)
+    assert seen("commit_seconds").total == pytest.approx(stats.step_seconds["commit"])
+    rows = Counter(row.kind.value for batch in batches for row in batch.rows)
+    assert {kind: stats.commit_rows[kind] - start.commit_rows[kind] for kind in ROW_KINDS} == {
+        kind: rows[kind] for kind in ROW_KINDS
+    }
+    folds = 0 if strategy == "snapshot" else rows["decode"] + rows["verify"]
+    assert stats.state_copies["fold"] - start.state_copies["fold"] == folds
+    assert stats.state_copies["commit"] - start.state_copies["commit"] == rows.total() - folds
+
+
+def counted(name: str, values: list[int]) -> Distribution:
+    """Bucket by bucket, from the definition."""
+    bounds = [float("-inf"), *DISTRIBUTIONS[name], float("inf")]
+    counts = [sum(low < value <= high for value in values) for low, high in itertools.pairwise(bounds)]
+    return Distribution(counts, float(sum(values)))
+
+
+@pytest.mark.parametrize("strategy", ["snapshot", "replay"])
+def test_memory_is_that_of_the_tensors(strategy: str) -> None:
+    """Counted by walking through what holds them, and by the checkpoint's own shapes."""
+    engine = build(QWEN, speculative="mtp:3", num_blocks=40, num_slots=5, decode_backend=strategy)
+    driver = Driver(engine)
+    driver.submit(*(request(f"{i}", (1, 2, 3), max_tokens=9) for i in range(3)))
+    driver.finish()
+    held, states, drafter = driver.stats.memory_bytes, engine.states, engine.proposer
+    assert set(held) == set(MEMORY_KINDS)
+    assert held["kv"] == storages(states.kv)
+    assert held["state"] == storages(states.recurrent) == 5 * driver.stats.state_slot_bytes
+    candidates = storages(states.backend) - held["kv"] - held["state"]
+    assert 0.9 * candidates <= held["candidates"] <= candidates  # small index tensors are not counted
+    assert isinstance(drafter, MtpProposer) and held["draft"] == storages(drafter._store)
+    with safe_open(next(directory(QWEN).glob("*.safetensors")), "pt") as file:
+        shapes = [file.get_slice(name).get_shape() for name in list(file.keys())]
+    published = sum(4 * math.prod(shape) for shape in shapes)
+    assert published <= held["weights"] <= 1.01 * published  # fused parameters may be a little larger
+
+
+def storages(root: Any) -> int:
+    """Bytes of all tensors that hang from an object, each memory once."""
+    found: dict[int, int] = {}
+    seen: set[int] = set()
+    rest = [root]
+    while rest:
+        thing = rest.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, torch.Tensor):
+            found[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
+        elif isinstance(thing, dict):
+            rest += thing.values()
+        elif isinstance(thing, list | tuple | set):
+            rest += thing
+        elif type(thing).__module__.startswith("runtime."):
+            names = list(getattr(thing, "__dict__", ())) or getattr(type(thing), "__slots__", ())
+            rest += [getattr(thing, name, None) for name in names]
+    return sum(found.values())
 
 
 def test_two_thousand_requests_leave_nothing_behind() -> None:
