@@ -64,6 +64,18 @@ CORRECTNESS = (
         quiet=Case({series("lockstep_state_aborted_steps_total"): "7x40"}, "30m"),
     ),
     Alert(
+        name="LockstepRequestsStuck",
+        expr="increase(lockstep_requests_stuck_total[15m]) > 0",
+        wait="0m",
+        severity="warning",
+        summary="Requests could not go on, and were ended",
+        description=f'{HERE}: {{{{ $value | printf "%.0f" }}}} in 15 minutes; each ended with an error, the '
+        "others went on.",
+        board="lockstep-scheduler",
+        fires=Case({series("lockstep_requests_stuck_total"): "0+1x20"}, "20m", REPLICA, "15"),
+        quiet=Case({series("lockstep_requests_stuck_total"): "2x40"}, "30m"),
+    ),
+    Alert(
         name="LockstepDraftFailures",
         expr="increase(lockstep_spec_draft_failures_total[15m]) > 0",
         wait="0m",

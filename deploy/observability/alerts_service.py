@@ -79,6 +79,23 @@ SERVING = (
         ),
     ),
     Alert(
+        name="LockstepEngineRestarting",
+        expr=f"sum by ({SERVICE}, pod) (increase(lockstep_engine_restarts_total[15m])) > 0",
+        wait="0m",
+        severity="warning",
+        summary="An engine process ended and was started anew",
+        description=f'{HERE}: {{{{ $value | printf "%.0f" }}}} times in 15 minutes; what was in flight ended with '
+        "an error.",
+        board=BOARD,
+        fires=Case(
+            {series("lockstep_engine_restarts_total", reason="crash"): "0+1x30"},
+            "20m",
+            {**SERVICE_LABELS, "pod": "a"},
+            "15",
+        ),
+        quiet=Case({series("lockstep_engine_restarts_total", reason="crash"): "2x30"}, "20m"),
+    ),
+    Alert(
         name="LockstepServerRestarting",
         expr=f"changes(process_start_time_seconds[1h]) > 2 and on ({PROCESS}) lockstep_engine_up",
         wait="0m",

@@ -55,7 +55,7 @@ def burning(objective: Objective) -> tuple[Alert, Alert]:
     """The alert that wakes somebody, and the one that can wait until morning."""
     name = f"Lockstep{objective.title.title().replace(' ', '')}"
     text = "{{ $labels.namespace }}, {{ $labels.model_name }}: {{ $value | humanizePercentage }}"
-    means = f"are bad; {objective.budget:.4g} may be. Good are {objective.says}."
+    means = f"are bad; {_percent(objective.budget)} may be. Good are {objective.says}."
     many = 10 * max(objective.least, round(1 / objective.budget))
     fast_bad = round(many * min(0.99, 20 * objective.budget))
     slow_bad = round(many * 4 * objective.budget)

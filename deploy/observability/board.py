@@ -139,7 +139,6 @@ def variables() -> list[Json]:
             "label": label,
             "type": "query",
             "datasource": dict(DATASOURCE),
-            "definition": query,
             "query": {"query": query, "refId": f"variable-{name}"},
             "regex": "",
             "refresh": 2,
@@ -166,7 +165,6 @@ def _annotation(annotation: Annotation) -> Json:
         "iconColor": annotation.color,
         "expr": annotation.query.expr,
         "titleFormat": annotation.title,
-        "step": "30s",
     }
 
 

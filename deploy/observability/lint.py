@@ -13,7 +13,10 @@ from deploy.observability.families import TARGET_LABELS, Family, resolve
 Labels = frozenset[str]
 TARGET = frozenset(TARGET_LABELS)
 # Series that Prometheus itself makes.
-SYNTHETIC: Mapping[str, Labels] = {"ALERTS": frozenset({"alertname", "alertstate", "severity", "model_name", *TARGET})}
+SYNTHETIC: Mapping[str, Labels] = {
+    "ALERTS": frozenset({"alertname", "alertstate", "severity", "model_name", *TARGET}),
+    "up": TARGET,
+}
 
 OF_COUNTERS = {"rate", "irate", "increase", "resets"}
 OF_GAUGES = {"delta", "idelta", "deriv", "predict_linear", "changes"}
@@ -140,8 +143,7 @@ class Linter:
     def _aggregate(self, node: ast.AggregateExpr) -> Labels:
         inner = self._visit(node.expr, None)
         if inner is None:
-            self._say(f"{node.op} of a scalar")
-            return frozenset()
+            raise TypeError(f"the parser let {node.op} of a scalar pass")
         if str(node.op) in KEEPING:
             return inner
         if node.modifier is None:
@@ -161,13 +163,12 @@ class Linter:
         if left is None or right is None:
             return right if left is None else left
         modifier = node.modifier
-        matching = modifier.matching if modifier is not None else None
-        if matching is None:
+        if modifier is None or modifier.matching is None:
             if operator != "or" and left != right:
                 self._say(f"sides never match: {sorted(left)} {operator} {sorted(right)}")
             return left
-        listed = frozenset(matching.labels)
-        if str(matching).startswith("on"):
+        listed = frozenset(modifier.matching.labels)
+        if str(modifier.matching).startswith("on"):
             for label in sorted((listed - left) | (listed - right)):
                 self._say(f"on({label}), which one side does not have")
             one_to_one = "OneToOne" in str(modifier.card)

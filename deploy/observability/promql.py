@@ -25,11 +25,6 @@ def family(name: str) -> Family:
     return found
 
 
-def exported(name: str) -> bool:
-    """Whether the server has it: panels and rules of parts that are not there yet are left out."""
-    return f"lockstep_{name}" in FAMILIES
-
-
 def share(part: str, whole: str) -> str:
     """A quotient without 0/0."""
     return f"{part} / ({whole} > 0)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import yaml
@@ -29,11 +30,13 @@ def document() -> dict[str, Any]:
     return {"groups": groups}
 
 
+@functools.cache
 def rules() -> str:
     """rules.yml."""
     return HEADER + dump(document())
 
 
+@functools.cache
 def rules_test() -> str:
     """rules_test.yml, for `promtool test rules`."""
     tests = [test for alert in ALERTS for test in alert.tests()]
@@ -49,4 +52,5 @@ class _Dumper(yaml.SafeDumper):
 
 def dump(data: Any) -> str:
     """YAML in the order of the data."""
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=116, allow_unicode=True)
+    text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=116, allow_unicode=True)
+    return text

@@ -20,6 +20,14 @@ QUEUE = Section(
             "`capacity_state`: no state slot. `deferred`: held back for a moment, not for want of room.",
         ),
         Panel(
+            title="Waiting prompt tokens",
+            kind="timeseries",
+            queries=[Query(BOARD.gauge("requests_waiting_tokens", "pod"), "{{pod}}")],
+            unit="suffix: tok",
+            why="The work that waits, by replica: ten long prompts are more than a hundred short ones. Bounded by "
+            "--max-queued-tokens.",
+        ),
+        Panel(
             title="Running",
             kind="timeseries",
             queries=[Query(BOARD.gauge("requests_running", "pod"), "{{pod}}")],

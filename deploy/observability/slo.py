@@ -73,8 +73,9 @@ def _total(terms: tuple[Term, ...], scope: Scope, window: str, by: str, function
     return parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
 
 
-# Aborts are the client's wish, and what it did wrong is its own: neither is an event here. Every other refusal is bad,
-# whatever good reason the server had.
+# Aborts are the client's wish, and what it did wrong is its own: neither is an event here. Every other end and refusal
+# is bad, whatever good reason the server had.
+GOOD_ENDS = ("stop", "length")
 OWN_FAULT = ("too_long", "invalid", "auth")
 REFUSED = Term("requests_rejected_total", f'reason!~"{"|".join(OWN_FAULT)}"')
 
@@ -86,7 +87,7 @@ OBJECTIVES = (
         "refused for want of room",
         target=0.999,
         least=5,
-        good=(Term("requests_total", 'finish_reason!~"abort|error"'),),
+        good=(Term("requests_total", f'finish_reason=~"{"|".join(GOOD_ENDS)}"'),),
         all=(Term("requests_total", 'finish_reason!="abort"'), REFUSED),
     ),
     Objective(

@@ -22,7 +22,7 @@ def must_be_zero(title: str, name: str, why: str, where: str = "") -> Panel:
         background=True,
         thresholds=ZERO_IS_GOOD,
         why=f"{why} In the time shown; must be 0.",
-        width=4,
+        width=3,
         height=4,
     )
 
@@ -47,6 +47,9 @@ ZERO = Section(
         must_be_zero(
             "Steps rolled back", "state_aborted_steps_total", "A step raised; its requests ended with an error."
         ),
+        must_be_zero(
+            "Requests stuck", "requests_stuck_total", "A request could not go on although it ran alone, and was ended."
+        ),
         Panel(
             title="Audits done",
             kind="stat",
@@ -70,7 +73,7 @@ ZERO = Section(
             why="Of any audit since start, relative to the largest value of its tensor. Rounding is about 1e-6; at "
             "1e-3 "
             "a float32 audit fails.",
-            width=4,
+            width=5,
             height=4,
         ),
     ],

@@ -1,0 +1,104 @@
+"""Load of every kind at once: streams and not, long and short, shared prefixes, speculation and none, mistakes, leavers,
+and bursts beyond the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import random
+import time
+from typing import Any
+
+import httpx
+
+SHARED = "You are the keeper of the harbour log. " * 12
+TOPICS = ("a fox named Rimo", "the pink bell", "a red box", "the river", "Rita the mouse", "an old rock", "seven boats")
+BURST = 40
+
+
+class Load:
+    """Drives a server until `seconds` are over. `seen` counts status codes, and streams cut off as `left`."""
+
+    def __init__(self, url: str, seconds: float) -> None:
+        self._url = url
+        self._until = time.monotonic() + seconds
+        self._random = random.Random(5)
+        self.seen: collections.Counter[str] = collections.Counter()
+
+    def run(self) -> None:
+        asyncio.run(self._run())
+
+    @property
+    def _over(self) -> bool:
+        return time.monotonic() >= self._until
+
+    async def _run(self) -> None:
+        limits = httpx.Limits(max_connections=200)
+        async with httpx.AsyncClient(base_url=self._url, timeout=120, limits=limits) as client:
+            readers = [self._read(client) for _ in range(6)]
+            await asyncio.gather(*readers, self._burst(client), self._err(client), self._probe(client))
+
+    async def _read(self, client: httpx.AsyncClient) -> None:
+        """A reader who asks again and again, in a different way each time."""
+        while not self._over:
+            kind = self._random.choice(("stream", "stream", "whole", "leave", "plain", "long"))
+            if kind == "stream":
+                await self._stream(client, self._chat(stream=True))
+            elif kind == "leave":
+                await self._stream(client, self._chat(stream=True, ignore_eos=True), leave_after=3)
+            elif kind == "whole":
+                await self._post(client, "/v1/chat/completions", self._chat(n=self._random.choice((1, 2))))
+            elif kind == "plain":
+                prompt = [self._random.randrange(300, 1200) for _ in range(self._random.choice((1, 20, 90)))]
+                body = {"prompt": prompt, "max_tokens": 30, "ignore_eos": True, "speculation": {"num_drafts": 0}}
+                await self._post(client, "/v1/completions", body)
+            else:
+                body = self._chat(max_tokens=150, ignore_eos=True)
+                await self._post(client, "/v1/chat/completions", body)
+
+    def _chat(self, **fields: Any) -> dict[str, Any]:
+        topic = self._random.choice(TOPICS)
+        messages = [{"role": "user", "content": f"Tell me a story about {topic}."}]
+        if self._random.random() < 0.6:
+            messages.insert(0, {"role": "system", "content": SHARED})
+        temperature = self._random.choice((0, 0, 0.8))
+        return {"messages": messages, "max_tokens": 60, "temperature": temperature, "seed": 3} | fields
+
+    async def _stream(self, client: httpx.AsyncClient, body: dict[str, Any], leave_after: int = 0) -> None:
+        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            self.seen[str(response.status_code)] += 1
+            chunks = 0
+            async for _ in response.aiter_lines():
+                chunks += 1
+                if leave_after and chunks > leave_after:
+                    self.seen["left"] += 1
+                    return
+
+    async def _post(self, client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> None:
+        response = await client.post(path, json=body)
+        self.seen[str(response.status_code)] += 1
+
+    async def _burst(self, client: httpx.AsyncClient) -> None:
+        """More at once than may wait, three times."""
+        for _ in range(3):
+            await asyncio.sleep(6)
+            if self._over:
+                return
+            bodies = [self._chat(max_tokens=20) for _ in range(BURST)]
+            await asyncio.gather(*(self._post(client, "/v1/chat/completions", body) for body in bodies))
+
+    async def _err(self, client: httpx.AsyncClient) -> None:
+        """What clients do wrong."""
+        while not self._over:
+            await self._post(client, "/v1/completions", {"prompt": [5] * 5000, "max_tokens": 5})
+            await self._post(client, "/v1/chat/completions", self._chat(temperature=9))
+            await client.get("/nope")
+            await client.get("/v1/models/nobody")
+            await asyncio.sleep(0.7)
+
+    async def _probe(self, client: httpx.AsyncClient) -> None:
+        """What clusters ask."""
+        while not self._over:
+            for path in ("/live", "/ready", "/health", "/metrics/router", "/v1/models"):
+                await client.get(path)
+            await asyncio.sleep(1)
