@@ -210,7 +210,7 @@ class Engine(EngineCore):
             with self._timed("forward"):
                 hidden, logits = self.runner.forward(txn, fb)
             with self._timed("judge"):
-                verdict = self._verifier.judge(fb, logits)
+                verdict = self._verifier.screen(fb, hidden, self._verifier.judge(fb, logits))
                 self.runner.keep(fb, verdict)
             with self._timed("commit"):
                 self.states.commit(txn, verdict)

@@ -73,7 +73,7 @@ class Verdict:
     kept [R] int32: how many of the tokens row i fed enter its state (0 is never legal for a live row).
     path [R, 1 + k] int32: the fed node at each accepted depth (a chain: 0..k).
     emitted [R, 1 + k] int64, num_emitted [R] int32: new tokens; the last emitted one is in no state.
-    finish [R] int8: 0 goes on, 1 stop (EOS or stop id), 2 length, 3 failed (its logits were not finite).
+    finish [R] int8: 0 goes on, 1 stop (EOS or stop id), 2 length, 3 failed (its logits or hidden state were not finite).
     """
 
     kept: torch.Tensor

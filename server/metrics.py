@@ -338,7 +338,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         "non_finite_rows_total",
         "counter",
-        "Rows whose logits were not finite.",
+        "Rows whose logits or state were not finite.",
         source=one(lambda s: s.non_finite_rows),
     ),
     # the prefix cache

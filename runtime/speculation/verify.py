@@ -71,6 +71,20 @@ class Verifier:
             return replace(verdict, logprobs=found)
         return verdict
 
+    def screen(self, fb: ForwardBatch, hidden: torch.Tensor, verdict: Verdict) -> Verdict:
+        """The verdict, with chunks failed that left something behind that is not finite.
+
+        Rows that sample are judged by their logits. A chunk has none, but its state, KV and checkpoints would be kept
+        and read until its prompt ends. Whatever was not finite at one position makes every later one so, and the last
+        hidden state [T, hidden] of the chunk shows it.
+        """
+        silent = [row.kind is RowKind.PREFILL and not row.emits for row in fb.batch.rows]
+        if not any(silent):
+            return verdict
+        finite = hidden.index_select(0, fb.row_starts[1:] - 1).abs().amax(1) < torch.inf
+        spoiled = (upload(silent, hidden.device) > 0) > finite
+        return replace(verdict, finish=torch.where(spoiled, self._failed, verdict.finish))
+
     def _targets(
         self, fb: ForwardBatch, logits: torch.Tensor, blocks: Blocks, *, slots: list[int], features: Feature
     ) -> torch.Tensor:
