@@ -113,7 +113,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, *, pois
         max_drafts=k_max,
         choices=_choices(config, spec, plan, pool, proposer, threads, scheduler.max_len),
         startup_seconds=startup.seconds,
-        versions={"torch": torch.__version__, "cuda": torch.version.cuda or "none", "triton": _triton_version()},
+        versions={"torch": str(torch.__version__), "cuda": torch.version.cuda or "none", "triton": _triton_version()},
     )
     return Engine(
         info=info,
