@@ -6,7 +6,7 @@ PORT ?= 8000
 ARGS ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: serve test sweep lint types imports check format docs bench clean
+.PHONY: serve test sweep lint types imports check format dashboards observe docs bench clean
 
 serve: $(VENV)/.serve ## start the server on the embedded model
 	$(BIN)/lockstep serve --port $(PORT) $(ARGS)
@@ -33,6 +33,12 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+dashboards: $(VENV)/.test ## regenerate dashboards and Prometheus rules, which are made from code
+	$(BIN)/python -m deploy.observability
+
+observe: $(VENV)/.observe ## a real Prometheus watches a server under load: every expression, every alert, and pictures
+	PICTURES=docs/img $(BIN)/python -m pytest -m observability tests/observability $(ARGS)
+
 docs: $(VENV)/.serve ## regenerate the pages that are made from code
 	$(BIN)/python -m server.docs
 	$(BIN)/lockstep support --markdown > docs/support.md
@@ -49,6 +55,10 @@ $(VENV)/.serve: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -e ".[test]"
+	touch $@
+
+$(VENV)/.observe: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e ".[test,observe]"
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -1,5 +1,5 @@
-"""Load of every kind at once: streams and not, long and short, shared prefixes, speculation and none, mistakes, leavers,
-and bursts beyond the queue."""
+"""Load of every kind at once: streams and not, long and short, shared prefixes, with and without speculation, mistakes,
+leavers, and bursts beyond the queue."""
 
 from __future__ import annotations
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ from tests.observability.stack import ROOT, Answer, Observed
 pytestmark = [pytest.mark.observability, pytest.mark.timeout(600)]
 
 DASHBOARDS = expressions.dashboards(ROOT)
+LARGEST = 300_000  # bytes of a picture in the repository
 
 
 def fault(answer: Answer, empty: str) -> str:
@@ -147,3 +150,19 @@ def test_autoscalers_get_a_number(observed: Observed) -> None:
     for each in found:
         assert not fault(observed.ask(each.text, instant=True), ""), each.where
     assert bool(found) == (ROOT / "deploy/kustomize/components/keda").is_dir()
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: str(dashboard["uid"]))
+def test_a_dashboard_can_be_drawn(observed: Observed, dashboard: dict[str, object], tmp_path: Path) -> None:
+    """`make observe` writes the pictures of docs/img; else they go nowhere."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install '.[observe]')")
+    from tests.observability.sheet import Sheet
+
+    def ask(expression: str, instant: bool) -> Answer:
+        return observed.ask(expression, instant=instant, step=1.0)
+
+    folder = ROOT / os.environ["PICTURES"] if "PICTURES" in os.environ else tmp_path
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{dashboard['uid']}.png"
+    Sheet(dashboard, ask).draw(path)
+    assert 10_000 < path.stat().st_size < LARGEST
