@@ -4,9 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PORT ?= 8000
 ARGS ?=
+VARIANT ?= cpu
+IMAGE ?= lockstep:0.1.0$(if $(filter cuda,$(VARIANT)),-cuda)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: serve test sweep lint types imports check format dashboards observe docs bench clean
+.PHONY: serve test sweep lint types imports manifests check format dashboards observe docs bench image image-check \
+	deploy-check clean
 
 serve: $(VENV)/.serve ## start the server on the embedded model
 	$(BIN)/lockstep serve --port $(PORT) $(ARGS)
@@ -27,7 +30,10 @@ types: $(VENV)/.dev
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports
 
-check: test lint types imports ## all that CI runs
+manifests: $(VENV)/.deploy ## image, compose, kustomize and chart: schemas, equality, and every field against the program
+	LOCKSTEP_DEPLOY_TOOLS=required $(BIN)/python -m pytest -n 2 --dist loadfile tests/deploy $(ARGS)
+
+check: test lint types imports manifests ## all that CI runs
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
@@ -35,16 +41,27 @@ format: $(VENV)/.dev
 
 dashboards: $(VENV)/.test ## regenerate dashboards and Prometheus rules, which are made from code
 	$(BIN)/python -m deploy.observability
+	$(BIN)/python -m deploy.manifests
 
 observe: $(VENV)/.observe ## a real Prometheus watches a server under load: every expression, every alert, and pictures
 	PICTURES=docs/img $(BIN)/python -m pytest -m observability tests/observability $(ARGS)
 
-docs: $(VENV)/.serve ## regenerate the pages that are made from code
+docs: $(VENV)/.test ## regenerate the pages that are made from code, and the chart's part about settings
 	$(BIN)/python -m server.docs
 	$(BIN)/lockstep support --markdown > docs/support.md
+	$(BIN)/python -m deploy.manifests
 
 bench: $(VENV)/.serve ## speculation against none, side by side, on the embedded model
 	$(BIN)/lockstep bench speculation $(ARGS)
+
+image: ## build the image with docker, podman or buildah (IMAGE_TOOL, IMAGE, VARIANT, BASE_IMAGE)
+	IMAGE=$(IMAGE) VARIANT=$(VARIANT) deploy/image/build.sh
+
+image-check: ## build the image without an engine and run it read-only and without rights (Linux, root, buildah)
+	$(PYTHON) deploy/image/check.py $(or $(WORK_DIR),build/image-check)
+
+deploy-check: $(VENV)/.deploy ## what `manifests` leaves out: the CRDs' own schemas (npm) and checkov (a large install)
+	VENV=$(VENV) PYTHON=$(PYTHON) deploy/check.sh
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -59,6 +76,10 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.observe: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -e ".[test,observe]"
+	touch $@
+
+$(VENV)/.deploy: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e ".[test,deploy]"
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
