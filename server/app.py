@@ -15,6 +15,7 @@ from runtime.api import EngineError
 from server.edge import Edge
 from server.errors import ApiError, from_exception
 from server.meter import CONTENT_TYPE
+from server.router import DEFAULT_DIALECT, DIALECTS
 from server.routes.generate import ChatRoute, CompletionRoute, Fields, Route, generate
 from server.routes.models import list_models, retrieve_model
 from server.service import Service
@@ -64,6 +65,13 @@ def add_probes(app: FastAPI, service: Service) -> None:
     async def metrics() -> Response:
         return Response(service.scrape(), headers={"content-type": CONTENT_TYPE})
 
+    async def router(request: Request) -> Response:
+        dialect = request.query_params.get("engine", DEFAULT_DIALECT)
+        if dialect not in DIALECTS:
+            raise ApiError(400, f"'engine' must be one of {', '.join(DIALECTS)}.", param="engine")
+        return Response(service.router.text(dialect), headers={"content-type": CONTENT_TYPE})
+
+    app.router.add_route("/metrics/router", router, methods=READ)  # past dependency solving, which costs more than it
     for path, endpoint in (("/live", live), ("/ready", ready), ("/health", health), ("/metrics", metrics)):
         app.add_api_route(path, endpoint, methods=READ, response_model=None)
 

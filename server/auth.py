@@ -6,7 +6,7 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 
-OPEN_PATHS = frozenset({"/live", "/ready", "/health", "/metrics"})
+OPEN_PATHS = frozenset({"/live", "/ready", "/health", "/metrics", "/metrics/router"})
 
 
 class Keys:

@@ -44,6 +44,28 @@ A verification emits several tokens at once, so "the time between two tokens" ne
 - `lockstep_emission_gap_seconds`: the gap itself, observed once. This is the pause a reader sees.
 - Tokens of the first emission count towards neither; they belong to `lockstep_time_to_first_token_seconds`.
 
+## For a gateway: /metrics/router
+
+An endpoint picker (Gateway API Inference Extension) reads every replica many times a second and sends the next request
+to the least busy one. `GET /metrics/router` holds what it reads and nothing else: four gauges of one series each, under
+the names pickers know, made again only when a value changed. Point the picker's `metrics-data-source` at this path and
+Prometheus at `/metrics`. It needs no key. The names are vLLM's; `?engine=sglang` gives SGLang's, another value a 400.
+
+| `vllm` | `sglang` | value |
+|---|---|---|
+| `vllm:num_requests_waiting` | `sglang:num_queue_reqs` | generations that hold no room yet |
+| `vllm:num_requests_running` | `sglang:num_running_reqs` | generations being computed |
+| `vllm:kv_cache_usage_perc` | `sglang:token_usage` | 0 to 1: share of KV blocks or of state slots in use |
+| `vllm:cache_config_info` | `sglang:cache_config_info` | 1; labels say the size and number of blocks |
+
+- A prompt that is computed in chunks runs. What was submitted waits, also before the engine has answered.
+- A hybrid runs out of state slots as well as of KV blocks: usage is that of the scarcer.
+- While a replica takes no requests (loading, draining, its engine stalled or restarting) its usage is 1: an empty
+  replica that answers 503 must not look like the best one until its readiness has got around.
+- A picker predicts hits from the blocks it sent somewhere before. KV without a state checkpoint is no hit, so with a
+  prefix cache a block is advertised from one checkpoint to the next (`--checkpoint-interval` tokens), and as many as
+  both pools can hold; without one, KV blocks as they are.
+
 ## What must stay 0
 
 Alert on any increase. The first two mean wrong text; the server is built so that they cannot happen.

@@ -91,7 +91,6 @@ TABLE: tuple[Row, ...] = (
         ),
     ),
     Row(
-    Row(
         "requests_waiting_tokens",
         "gauge",
         "Prompt tokens of waiting generations.",
@@ -103,6 +102,7 @@ TABLE: tuple[Row, ...] = (
         "Generations ended because nothing could go on. Must be 0.",
         source=one(lambda s: s.stuck_requests),
     ),
+    Row(
         "request_preemptions_total",
         "counter",
         "Running generations set back, by what was missing.",

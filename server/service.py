@@ -15,6 +15,7 @@ from server.job import Job, SamplingDefaults
 from server.link import EngineLink, UnavailableError
 from server.meter import Meter
 from server.prompt import PromptEncoder
+from server.router import Load, RouterPage, load_of
 from server.settings import Settings
 from server.tokenizer import TextTokenizer
 
@@ -51,6 +52,7 @@ class Service:
             link.stats,
         )
         self.meter = Meter(settings.model_name, settings.proposer, link.stats)
+        self.router = RouterPage(settings.model_name, self._load)
         self._model: Model | None = None
         link.observe_last(self.meter.timing)
 
@@ -60,6 +62,7 @@ class Service:
         info = await self.link.start()
         settings = self.settings
         self.meter.engine_ready(info, settings.num_drafts)
+        self.router.describe(info.choices)
         self._model = Model(settings.model_name, int(time.time()), info, encoder, defaults)
         return self._model
 
@@ -96,6 +99,17 @@ class Service:
         """The metrics page."""
         self.meter.engine_up(self.loaded())
         return self.meter.text()
+
+    def _load(self) -> Load:
+        """For a gateway. Whoever was submitted and does not run, waits, also before the engine has said so."""
+        stats = self.link.stats()
+        return load_of(
+            waiting=max(0, self.link.open_requests() - stats.running),
+            running=stats.running,
+            blocks=(stats.kv_blocks_used, stats.kv_blocks_total),
+            slots=(stats.state_slots_used, stats.state_slots_total),
+            ready=self.ready(),
+        )
 
     def drain(self) -> None:
         """No new requests from now on."""
