@@ -121,6 +121,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     `num_drafts`: drafted tokens per verification for this request (None = the engine's default, 0 = do not speculate);
     the engine caps it at its own maximum. `priority`: lower goes first, within `MAX_PRIORITY` of 0 either way.
+    `cache_salt`: requests share cached prefixes only with those of the same salt.
     """
 
     id: str
@@ -128,6 +129,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     num_drafts: int | None = None
     priority: int = 0
+    cache_salt: str = ""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -270,7 +272,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `speculative` is `none` or `METHOD:K` (`mtp:3`, `ngram:4`); `prefill_backend` and `decode_backend` choose the commit
     strategy of each half (`snapshot` or `replay`); `speculative_attention_mode` says which half verifies
-    (`decode` or `prefill`). `settle_lag` is 0 or 1 steps. `threads` 0 follows the CPU quota and affinity.
+    (`decode` or `prefill`). `checkpoint_interval` is in tokens, `host_cache_gb` in GiB. `settle_lag` is 0 or 1 steps.
+    `threads` 0 follows the CPU quota and affinity.
     """
 
     model_dir: str
@@ -290,6 +293,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     num_blocks: int = 0
     num_slots: int = 0
+    prefix_cache: bool = True
+    num_checkpoints: int = 0
+    checkpoint_interval: int = 256
+    host_cache_gb: float = 0.0
     settle_lag: int = 0
     threads: int = 0
     audit_interval: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from runtime.attention.registry import build_backend
 from runtime.auditor import Auditor
 from runtime.engine import Engine
 from runtime.machine import usable_cpus
-from runtime.memory import MemoryPlan, kv_shapes, plan_memory, recurrent_shapes
+from runtime.memory import MemoryPlan, kv_shapes, plan_memory, recurrent_shapes, slot_bytes
 from runtime.models.registry import DTYPES, load_model
 from runtime.runner import ModelRunner
 from runtime.sampling.store import SamplingStore
@@ -28,6 +29,7 @@ from runtime.speculation.verify import Verifier
 from runtime.state.ledger import Ledger
 from runtime.state.paged import PagedStore
 from runtime.state.pool import StatePool
+from runtime.state.prefix import CacheSettings
 from runtime.state.recurrent import RecurrentStore
 
 Progress = Callable[[str, float], None]
@@ -64,6 +66,11 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, *, pois
     method, k_max = parse(config.speculative)
     if config.settle_lag not in (0, 1):
         raise ConfigError(f"--settle-lag must be 0 or 1, not {config.settle_lag}")
+    if config.prefix_cache and config.checkpoint_interval < 1 + k_max:
+        raise ConfigError(
+            f"--checkpoint-interval {config.checkpoint_interval} is too short: one verification can pass "
+            f"{1 + k_max} tokens, and leaves one checkpoint"
+        )
     if config.dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {config.dtype!r}; there are {', '.join(DTYPES)}")
     threads = config.threads or usable_cpus()
@@ -82,9 +89,12 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, *, pois
     spec = loaded.model.spec
     with startup.phase("alloc"):
         plan = plan_memory(config, spec, _kv_bytes_per_token(spec, dtype, with_mtp=method == "mtp"), k_max)
-        pool = _pool(config, spec, plan, k_max, dtype, device, poison)
+        kv_bytes = _kv_bytes_per_token(spec, dtype, with_mtp=method == "mtp")
+        pool = _pool(config, spec, plan, _cache(config, spec, plan, kv_bytes), k_max, dtype, device, poison)
         parts = ProposerParts(loaded.model, loaded.mtp, pool, device)
         proposer = None if method == "none" else build_proposer(method, parts)
+        if proposer is not None:
+            pool.copies.attach(proposer.paged_stores(), proposer.slot_stores())
         runner = ModelRunner(loaded.model, num_slots=plan.num_slots, k_max=k_max, device=device)
         sampling = SamplingStore(plan.num_slots, spec.vocab_size, device)
         limits = Limits(
@@ -156,10 +166,30 @@ def _kv_bytes_per_token(spec: ModelSpec, dtype: torch.dtype, *, with_mtp: bool) 
     return values * int(dtype.itemsize)
 
 
+def _cache(config: EngineConfig, spec: ModelSpec, plan: MemoryPlan, kv_bytes: int) -> CacheSettings | None:
+    """The prefix cache's sizes; cached texts are told apart by everything that makes their tensors what they are."""
+    if not plan.num_checkpoints:
+        return None
+    identity = hashlib.sha256(repr((config.dtype, config.device, config.speculative.partition(":")[0])).encode())
+    for path in sorted(Path(config.model_dir).glob("*")):
+        if path.is_file():
+            identity.update(repr((path.name, path.stat().st_size, path.stat().st_mtime_ns)).encode())
+    identity.update((Path(config.model_dir) / "config.json").read_bytes())
+    return CacheSettings(
+        num_checkpoints=plan.num_checkpoints,
+        interval=config.checkpoint_interval,
+        identity=identity.digest(),
+        host_bytes=int(config.host_cache_gb * 2**30),
+        block_bytes=max(1, kv_bytes * config.block_size),
+        state_bytes=slot_bytes(spec) + 4 * spec.hidden_size,
+    )
+
+
 def _pool(
     config: EngineConfig,
     spec: ModelSpec,
     plan: MemoryPlan,
+    cache: CacheSettings | None,
     k_max: int,
     dtype: torch.dtype,
     device: torch.device,
@@ -170,9 +200,12 @@ def _pool(
         block_size=config.block_size,
         num_slots=plan.num_slots,
         max_blocks_per_seq=plan.max_blocks,
+        cache=cache,
     )
     kv = PagedStore(kv_shapes(spec.layers), plan.num_blocks, config.block_size, dtype=dtype, device=device)
-    recurrent = RecurrentStore(recurrent_shapes(spec.layers), plan.num_slots, device=device)
+    recurrent = RecurrentStore(
+        recurrent_shapes(spec.layers), plan.num_slots, device=device, num_checkpoints=plan.num_checkpoints
+    )
     backend = build_backend(
         config.prefill_backend,
         config.decode_backend,
@@ -221,7 +254,12 @@ def _choices(
         "block_size": str(config.block_size),
         "kv_blocks": str(plan.num_blocks - 1),
         "state_slots": str(plan.num_slots - 1),
+        "prefix_cache": "on" if plan.num_checkpoints else "off",
+        "state_checkpoints": str(plan.num_checkpoints),
+        "checkpoint_interval": str(config.checkpoint_interval),
+        "host_cache_gb": f"{config.host_cache_gb:g}",
         "kv_mib": f"{pool.kv.num_bytes / 2**20:.1f}",
         "state_mib": f"{pool.recurrent.num_bytes / 2**20:.1f}",
+        "checkpoint_mib": f"{pool.recurrent.num_checkpoint_bytes / 2**20:.1f}",
         "draft_mib": f"{0 if proposer is None else proposer.num_bytes() / 2**20:.1f}",
     }

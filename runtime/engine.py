@@ -83,6 +83,7 @@ class Engine(EngineCore):
         self._sampling = sampling
         self._verifier = verifier
         self._lag = settle_lag
+        self._caches = states.ledger.cache is not None
         self._flights: deque[_Flight] = deque()
         self._bound: dict[int, int] = {}
         self._serial = 0
@@ -136,6 +137,7 @@ class Engine(EngineCore):
         stats.commit_rows = dict(counts.rows)
         stats.folds = self.states.backend.num_folds()
         stats.state_copies = {"commit": sum(counts.rows.values()) - stats.folds, "fold": stats.folds}
+        stats.state_copies |= self.states.copies.counts
         stats.state_slot_bytes = self.states.recurrent.num_bytes // self.states.recurrent.num_slots
         stats.memory_bytes = self._memory | {"candidates": self.states.backend.num_bytes()}
         stats.audits_ok, stats.audits_mismatch = self.auditor.ok, self.auditor.mismatches
@@ -229,8 +231,8 @@ class Engine(EngineCore):
     def _draft(self, flight: _Flight) -> None:
         """The drafter's own state follows every step; drafts of a device proposer stay on the device."""
         txn, fb, hidden, verdict = flight.txn, flight.fb, flight.hidden, flight.verdict
-        if self.proposer is None or not any(row.seq.num_drafts for row in txn.batch.rows):
-            return
+        if self.proposer is None or not (self._caches or any(row.seq.num_drafts for row in txn.batch.rows)):
+            return  # with a prefix cache, whoever comes later may speculate on what this step computed
         wanted = tuple(row.want_drafts for row in txn.batch.rows)
         try:
             with self._timed("extend"):

@@ -11,6 +11,8 @@ from runtime.state.paged import KVShape
 from runtime.state.recurrent import RecurrentShape
 
 KV_SHARE = 0.5
+CHECKPOINT_SHARE = 0.125
+CHECKPOINTS_PER_SEQ = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class MemoryPlan:
     num_blocks: int
     num_slots: int
     max_blocks: int
+    num_checkpoints: int = 0
 
 
 def kv_shapes(layers: tuple[LayerSpec, ...]) -> dict[int, KVShape]:
@@ -42,10 +45,23 @@ def recurrent_shapes(layers: tuple[LayerSpec, ...]) -> dict[int, RecurrentShape]
     return out
 
 
+def slot_bytes(spec: ModelSpec) -> int:
+    """One sequence's recurrent state, of all layers."""
+    shapes = recurrent_shapes(spec.layers).values()
+    return 4 * sum(s.conv_channels * (s.conv_width - 1) + s.heads * s.v_dim * s.k_dim for s in shapes)
+
+
+def plan_checkpoints(config: EngineConfig, spec: ModelSpec, left: int) -> int:
+    """States the prefix cache keeps: what was asked for, or a few for every sequence within a share of `left` bytes."""
+    if not config.prefix_cache:
+        return 0
+    affordable = int(left * CHECKPOINT_SHARE) // max(1, slot_bytes(spec) + 4 * spec.hidden_size)
+    return config.num_checkpoints or max(1, min(CHECKPOINTS_PER_SEQ * config.max_num_seqs, affordable))
+
+
 def state_bytes(config: EngineConfig, spec: ModelSpec, num_slots: int, k_max: int) -> int:
     """What recurrent states take when every sequence runs: the pool, prefill's end states, snapshots of drafts."""
-    shapes = recurrent_shapes(spec.layers).values()
-    one = 4 * sum(s.conv_channels * (s.conv_width - 1) + s.heads * s.v_dim * s.k_dim for s in shapes)
+    one = slot_bytes(spec)
     halves = {config.decode_backend}
     if config.speculative_attention_mode == "prefill":
         halves.add(config.prefill_backend)
@@ -64,11 +80,12 @@ def plan_memory(config: EngineConfig, spec: ModelSpec, kv_bytes_per_token: int, 
     slack = (2 + config.settle_lag) * (1 + MAX_DRAFTS)
     per_seq = -(-(max_model_len + slack) // config.block_size)
     num_slots = config.num_slots or config.max_num_seqs + 1
+    checkpoints = plan_checkpoints(config, spec, available_memory())
     if config.num_blocks:
-        return MemoryPlan(max_model_len, config.num_blocks, num_slots, per_seq)
+        return MemoryPlan(max_model_len, config.num_blocks, num_slots, per_seq, checkpoints)
     wanted = per_seq * config.max_num_seqs + 1
     block_bytes = max(1, kv_bytes_per_token * config.block_size)
-    left = available_memory() - state_bytes(config, spec, num_slots, k_max)
+    left = available_memory() - state_bytes(config, spec, num_slots, k_max) - checkpoints * slot_bytes(spec)
     if left <= 0:
         raise ConfigError(
             f"the states of {config.max_num_seqs} sequences need {-left >> 20} MiB more than there is; "
@@ -80,4 +97,4 @@ def plan_memory(config: EngineConfig, spec: ModelSpec, kv_bytes_per_token: int, 
             f"one request of {max_model_len} tokens needs {per_seq * block_bytes >> 20} MiB of KV cache, and "
             f"{affordable * block_bytes >> 20} MiB can be had; lower --max-model-len"
         )
-    return MemoryPlan(max_model_len, min(wanted, affordable), num_slots, per_seq)
+    return MemoryPlan(max_model_len, min(wanted, affordable), num_slots, per_seq, checkpoints)

@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass, field, replace
 
 from runtime.api import FinishReason, Request, StateError, TokenLogprobs
+from runtime.state.host_tier import HostCheckpoint
+from runtime.state.prefix import Chain, Checkpoint
 
 
 class RowKind(enum.Enum):
@@ -22,23 +24,65 @@ class RowKind(enum.Enum):
 
 
 @dataclass(slots=True, eq=False)
+class Restore:
+    """What a new lease's first step copies from the cache, before anything is computed.
+
+    The state of `source`; then the KV of its tail from device block `tail` (None: of host blocks) to the lease's block
+    number `index`, or `loads`: (host block, number of the lease's block) of what lies in host memory. `pinned` until
+    the first step begins: so long, nothing of it is evicted.
+    """
+
+    source: Checkpoint | HostCheckpoint
+    index: int
+    tail: int | None
+    loads: tuple[tuple[int, int], ...] = ()
+    pinned: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Heritage:
+    """What an ending lease may leave to the prefix cache: the state of `tokens`, or of a beginning of them."""
+
+    chain: Chain
+    tokens: tuple[int, ...]
+    trigger: str
+
+
+@dataclass(slots=True, eq=False)
 class StateLease:
     """One request's hold on a state slot and KV blocks. Owned by the ledger; everybody else reads.
 
-    `computed`: tokens whose state is committed (settled). `bound`: `computed` plus all tokens fed by steps that are not
-    settled yet, an upper bound of the length on the device. `in_flight`: number of such steps. `serial` never repeats,
-    so an outcome that arrives after the lease ended is recognised and dropped.
+    `origin`: tokens whose state was restored from the prefix cache when the lease began, by `restore`; `heritage`: what
+    it leaves there. `computed`: tokens whose state is committed (settled). `bound`: `computed` plus all tokens fed by
+    steps that are not settled yet, an upper bound of the length on the device. `in_flight`: number of such steps.
+    `serial` never repeats, so an outcome that arrives after the lease ended is recognised and dropped.
     """
 
     serial: int
     owner: str
     slot: int
     blocks: list[int]
+    origin: int = 0
+    restore: Restore | None = None
+    heritage: Heritage | None = None
     computed: int = 0
     bound: int = 0
     in_flight: int = 0
     closing: bool = False
     closed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Text:
+    """A sequence as the prefix cache sees it: its digests, the prompt tokens that were cached when it was first
+    admitted, where other texts were seen to part from it (0: nowhere), and the checkpoints it made and went on from.
+    """
+
+    chain: Chain
+    cached: int = 0
+    fork_at: int = 0
+    made: list[Checkpoint] = field(default_factory=list)
+    sources: list[Checkpoint | HostCheckpoint] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +94,7 @@ class Sequence:
     run on the host). `num_drafts`: drafts per verification for this request, 0 when it does not speculate.
     `pending`: planned rows that emit and are not settled; each adds at least one token. `asked`: drafts that the last
     such row asked the proposer for. `last_step`: serial of the last batch with a row of this sequence. `rank`: who goes
-    first, smallest first; unique, and fixed from arrival to end (see Scheduler).
+    first, smallest first; unique, and fixed from arrival to end (see Scheduler). `text` is None without a prefix cache.
 
     `request.sampling.max_tokens` is already cut to what the context can hold, so `max_total` is the one length limit.
     """
@@ -73,6 +117,7 @@ class Sequence:
     asked: int = 0
     last_step: int = 0
     rank: tuple[int, int] = (0, 0)
+    text: Text | None = None
 
     @property
     def max_total(self) -> int:
@@ -90,6 +135,18 @@ class Sequence:
         return len(self.tokens) - self.prompt_len
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place inside a row whose state is kept: after `offset` of its fed tokens, or (0) after the last kept one.
+
+    `row` is the claimed checkpoint row it is written to; `trigger` says why, of `CHECKPOINT_TRIGGERS`.
+    """
+
+    offset: int
+    row: int
+    trigger: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
     """What one sequence feeds this step.
@@ -98,7 +155,8 @@ class Row:
     the row samples one token; `next_token` is the known token behind the chunk, -1 when it is to be sampled.
     DECODE and VERIFY feed `[last emitted token, d1..dk]` with k = `num_drafts`; the emitted token comes from the
     device, as do drafts of a device proposer (`drafts` is None); a host proposer's drafts are in `drafts`.
-    `want_drafts`: how many drafts to propose after this step. `lease` is the hold at planning time.
+    `want_drafts`: how many drafts to propose after this step. `lease` is the hold at planning time. `marks`, by offset:
+    states to keep as checkpoints.
     """
 
     seq: Sequence
@@ -112,6 +170,7 @@ class Row:
     num_drafts: int = 0
     drafts: tuple[int, ...] | None = None
     want_drafts: int = 0
+    marks: tuple[Mark, ...] = ()
 
     @property
     def live(self) -> bool:

@@ -29,8 +29,9 @@ from runtime.api import (
     RequestTiming,
     TokenLogprobs,
 )
+from runtime.checkpoints import Checkpoints
 from runtime.counts import Counts
-from runtime.plan import Batch, Outcome, Pass, Row, RowKind, Sequence, StateLease
+from runtime.plan import Batch, Heritage, Outcome, Pass, Row, RowKind, Sequence, StateLease
 from runtime.queue import Drafting, Limits, WaitingQueue, rank_of, refusal, refuse_unfit
 from runtime.state.ledger import Currency, Ledger, Shortage
 
@@ -55,6 +56,7 @@ class Scheduler:
                 f"with {limits.k_max} drafts cannot hold one request"
             )
         self.ledger = ledger
+        self.checkpoints = Checkpoints(ledger)
         self.limits = limits
         self.drafting = drafting
         self.draining = False
@@ -97,7 +99,8 @@ class Scheduler:
         num_drafts = min(wanted, self.limits.k_max, self.limits.max_num_batched_tokens - 1)
         self._arrivals += 1
         rank = (request.priority * self.limits.aging_tokens + self._planned_tokens, self._arrivals)
-        seq = Sequence(request, list(request.prompt), num_drafts, now, rank=rank)
+        text = self.checkpoints.text_of(request)
+        seq = Sequence(request, list(request.prompt), num_drafts, now, rank=rank, text=text)
         self._live[request.id] = seq
         self._waiting.add(seq)
         return Accepted(id=request.id)
@@ -128,7 +131,7 @@ class Scheduler:
             return False
         seq.cancelled = True
         self._counts.tokens_discarded += max(0, seq.num_output - keep)
-        self._ended.append(self._end(seq, FinishReason.ABORT, now))
+        self._ended.append(self._end(seq, FinishReason.ABORT, now, keep=max(0, keep)))
         return True
 
     def take_ended(self) -> list[Delta]:
@@ -166,6 +169,7 @@ class Scheduler:
         self._counts.step_tokens += batch.num_tokens
         deltas = []
         for i, row in enumerate(batch.rows):
+            self.checkpoints.settle(row, outcome, i)
             if not row.live:
                 self._counts.tokens_discarded += len(outcome.emitted[i])
                 continue
@@ -177,6 +181,8 @@ class Scheduler:
     def fail(self, batch: Batch, message: str, now: float) -> list[Delta]:
         """Ends all requests of a batch that has no outcome."""
         self._unsettled -= 1
+        for row in batch.rows:
+            self.checkpoints.drop(row)
         return [self._end(row.seq, FinishReason.ERROR, now, error=message) for row in batch.rows if row.live]
 
     def fill(self, stats: EngineStats) -> None:
@@ -199,6 +205,7 @@ class Scheduler:
         stats.kv_blocks_used, stats.kv_blocks_total = ledger.used_blocks, ledger.total_blocks
         stats.state_slots_used, stats.state_slots_total = ledger.used_slots, ledger.total_slots
         self._counts.fill(stats)
+        self.checkpoints.fill(stats)
 
     # --- admission
 
@@ -208,11 +215,11 @@ class Scheduler:
         while self._waiting and self._short is None and step.budget and len(self._running) < self.limits.max_num_seqs:
             seq = self._waiting.head
             steps_in_flight = (1 + self.limits.settle_lag) * (1 + self.limits.k_max)
-            lease = self.ledger.admit(seq.request.id, self._capacity(seq, len(seq.tokens) + steps_in_flight))
+            lease = self.checkpoints.admit(seq, self._capacity(seq, len(seq.tokens) + steps_in_flight))
             if isinstance(lease, Shortage):
                 self._short = lease.currency
                 return
-            seq.lease = lease
+            seq.lease, seq.planned = lease, lease.origin
             self._waiting.remove(seq)
             insort(self._running, seq, key=rank_of)
             if seq.first_scheduled is None:
@@ -239,6 +246,7 @@ class Scheduler:
             start=start,
             next_token=-1 if emits else seq.tokens[end],
             want_drafts=self._ask(seq) if emits else 0,
+            marks=self.checkpoints.mark_prefill(seq, start, end),
         )
         step.add(row)
 
@@ -268,6 +276,7 @@ class Scheduler:
                 num_drafts=num_drafts,
                 drafts=seq.drafts[:num_drafts] if self.drafting.host else None,
                 want_drafts=self._ask(seq),
+                marks=self.checkpoints.mark_decode(lease, 1 + num_drafts),
             )
             step.add(row)
 
@@ -321,7 +330,7 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         assert seq is self._running[-1]
         self._counts.preemptions[Currency.KV] += 1
-        self._let_go(seq)
+        self._let_go(seq, self.checkpoints.preempted(seq))
         self._running.pop()
         self._waiting.add(seq)
         seq.planned, seq.decoding, seq.drafts, seq.pending, seq.asked = 0, False, (), 0, 0
@@ -337,9 +346,9 @@ class Scheduler:
         self._counts.stuck += 1
         self._ended.append(self._end(seq, FinishReason.ERROR, now, error=STUCK))
 
-    def _let_go(self, seq: Sequence) -> None:
+    def _let_go(self, seq: Sequence, heritage: Heritage | None) -> None:
         if seq.lease is not None:
-            self.ledger.release(seq.lease)
+            self.ledger.release(seq.lease, heritage)
             seq.lease = None
 
     # --- outcomes
@@ -373,6 +382,7 @@ class Scheduler:
             logprobs=logprobs,
             drafted=seq.drafted,
             accepted=seq.accepted,
+            cached_tokens=0 if seq.text is None else seq.text.cached,
         )
 
     def _end(
@@ -382,16 +392,19 @@ class Scheduler:
         now: float,
         *,
         error: str | None = None,
+        keep: int | None = None,
         tokens: tuple[int, ...] = (),
         logprobs: tuple[TokenLogprobs, ...] | None = None,
     ) -> Delta:
         """The request is over: what it held goes back, and nothing here remembers it."""
         seq.finished = True
+        delivered = seq.num_output if keep is None else min(keep, seq.num_output)
+        heritage = self.checkpoints.ended(seq, finish, delivered)
         if seq.lease is None:
             self._waiting.remove(seq)
         else:
             self._running.remove(seq)
-            self._let_go(seq)
+            self._let_go(seq, heritage)
         del self._live[seq.request.id]
         if not self._live:
             self._short = None
@@ -405,5 +418,6 @@ class Scheduler:
             error=error,
             drafted=seq.drafted,
             accepted=seq.accepted,
+            cached_tokens=0 if seq.text is None else seq.text.cached,
             timing=RequestTiming(scheduled - seq.arrived, first_token - scheduled, now - first_token),
         )

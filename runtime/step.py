@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.plan import Batch, RowKind
+from runtime.plan import Batch, Mark, RowKind
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,6 +17,7 @@ class StepPart:
     per row, on the host. row_starts [n + 1] int64 relative to the part, positions [t] int64, block_table [n, blocks]
     int64 (padded with block 0), max_context: host upper bound of lengths + fed. `parents` is None for chains; for
     trees [n, max(fed)] int64, the index of each fed node's parent within its row (-1 for the root; parents first).
+    `marks` by row of a PREFILL part: places whose states are kept, each with an offset and a checkpoint row.
     """
 
     kind: RowKind
@@ -31,6 +32,7 @@ class StepPart:
     block_table: torch.Tensor
     max_context: int
     parents: torch.Tensor | None = None
+    marks: tuple[tuple[Mark, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +75,7 @@ class Verdict:
     kept [R] int32: how many of the tokens row i fed enter its state (0 is never legal for a live row).
     path [R, 1 + k] int32: the fed node at each accepted depth (a chain: 0..k).
     emitted [R, 1 + k] int64, num_emitted [R] int32: new tokens; the last emitted one is in no state.
-    finish [R] int8: 0 goes on, 1 stop (EOS or stop id), 2 length, 3 failed (its logits or hidden state were not finite).
+    finish [R] int8: 0 goes on, 1 stop (EOS or stop id), 2 length, 3 failed (logits or state not finite).
     """
 
     kept: torch.Tensor

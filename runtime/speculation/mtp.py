@@ -2,9 +2,15 @@
 
 Entry t of the head's KV is made of the embedding of token t + 1 and the target's hidden state at t; its output at t
 predicts token t + 2, and deeper drafts feed the head its own output (DeepSeek-V3, arXiv:2412.19437, section 2.2).
+
+So the last entry of a cached prefix was made of the token that followed where it was computed. Whoever goes on from the
+prefix with another token makes this entry again, from the hidden state that the checkpoint holds, in its own copy of
+the block.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence as Seq
 
 import torch
 
@@ -19,6 +25,7 @@ from runtime.speculation.proposer import Drafts, HiddenNeed, Placement, Speculat
 from runtime.speculation.registry import ProposerParts
 from runtime.state.paged import PagedStore
 from runtime.state.pool import StatePool, StateTxn
+from runtime.state.recurrent import SlotStore
 from runtime.step import ForwardBatch, StepPart, Verdict
 
 
@@ -43,6 +50,39 @@ class _DraftContext(StepContext):
         raise StateError("an MTP head with recurrent layers is refused when the model is loaded")
 
 
+class HiddenRows(SlotStore):
+    """The target's hidden state at the last committed position, [slots, H], and of checkpoints, [checkpoints, H]."""
+
+    def __init__(self, num_slots: int, num_checkpoints: int, width: int, device: torch.device) -> None:
+        self.live = torch.zeros(num_slots, width, device=device)
+        self.saved = torch.zeros(num_checkpoints, width, device=device)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held, in bytes."""
+        return 4 * (self.live.numel() + self.saved.numel())
+
+    def save(self, slots: Seq[int], rows: Seq[int]) -> None:
+        """See SlotStore.save."""
+        self.saved[list(rows)] = self.live[list(slots)]
+
+    def restore(self, rows: Seq[int], slots: Seq[int]) -> None:
+        """See SlotStore.restore."""
+        self.live[list(slots)] = self.saved[list(rows)]
+
+    def take_out(self, row: int) -> list[torch.Tensor]:
+        """See SlotStore.take_out."""
+        return [self.saved[row].to("cpu", copy=True)]
+
+    def put_in(self, slot: int, saved: list[torch.Tensor]) -> None:
+        """See SlotStore.put_in."""
+        self.live[slot] = saved[0].to(self.live.device)
+
+    def spoil(self, rows: Seq[int], value: float) -> None:
+        """See SlotStore.spoil."""
+        self.saved[list(rows)] = value
+
+
 class MtpProposer(SpeculativeProposer):
     """Drafts on the device; k = 0..k_max. Its KV uses the target's block numbers, in a store of its own.
 
@@ -60,11 +100,23 @@ class MtpProposer(SpeculativeProposer):
         self._pool = pool
         self._store = store
         self._full = FullAttention(store)
+        recurrent = pool.recurrent
+        self._hidden = HiddenRows(
+            recurrent.num_slots, recurrent.num_checkpoints, model.spec.hidden_size, pool.lengths.device
+        )
         self._last: torch.Tensor | None = None
 
     def num_bytes(self) -> int:
+        """The head's KV, and a hidden state for each slot and checkpoint."""
+        return self._store.num_bytes + self._hidden.num_bytes
+
+    def paged_stores(self) -> tuple[PagedStore, ...]:
         """The head's KV."""
-        return self._store.num_bytes
+        return (self._store,)
+
+    def slot_stores(self) -> tuple[SlotStore, ...]:
+        """The target's last hidden states."""
+        return (self._hidden,)
 
     def extend(self, txn: StateTxn, fb: ForwardBatch, hidden: torch.Tensor, verdict: Verdict) -> None:
         """Feeds every fed position; what lies behind the kept ones is overwritten by a later step.
@@ -72,7 +124,11 @@ class MtpProposer(SpeculativeProposer):
         Inside a chunk, and inside an accepted block, token t + 1 is the next fed token; behind the last kept one it is
         the emitted token, or the prompt's next token when the chunk does not end the prompt.
         """
+        if txn.restored:
+            self._join(txn, fb, hidden.dtype)
         last = fb.row_starts[:-1] + verdict.kept.long() - 1
+        self._hidden.live[fb.slots] = hidden[last].float()
+        self._keep_marked(txn, fb, hidden, last)
         index = (verdict.num_emitted - 1).clamp(min=0).long()[:, None]
         emitted = verdict.emitted.gather(1, index)[:, 0]
         known = torch.tensor([row.next_token for row in txn.batch.rows], device=last.device)
@@ -80,6 +136,32 @@ class MtpProposer(SpeculativeProposer):
         following[last] = torch.where(verdict.num_emitted > 0, emitted, known).clamp(min=0)
         context = _DraftContext(self._full, tuple(self._full.plan(part) for part in fb.parts))
         self._last = self._head.forward(following, hidden, fb.positions, context)[last]
+
+    def _join(self, txn: StateTxn, fb: ForwardBatch, dtype: torch.dtype) -> None:
+        """Makes the last entry of a restored prefix again: the token behind it is known only now."""
+        rows = torch.tensor(txn.restored, device=fb.slots.device)
+        slots, places = fb.slots[rows], fb.lengths[rows] - 1
+        first = fb.row_starts[rows]
+        part = self._single_tokens(slots, places, max(txn.batch.rows[i].lease.bound for i in txn.restored))
+        context = _DraftContext(self._full, (self._full.plan(part),))
+        self._head.forward(fb.tokens[first], self._hidden.live[slots].to(dtype), places, context)
+
+    def _keep_marked(self, txn: StateTxn, fb: ForwardBatch, hidden: torch.Tensor, last: torch.Tensor) -> None:
+        """The hidden states that go with the step's checkpoints."""
+        inside = [
+            (i, mark.offset - 1, mark.row)
+            for i, row in enumerate(txn.batch.rows)
+            for mark in row.marks
+            if mark.offset > 0
+        ]
+        behind = [(i, mark.row) for i, row in enumerate(txn.batch.rows) for mark in row.marks if mark.offset == 0]
+        if inside:
+            rows, offsets, kept = zip(*inside, strict=True)
+            at = fb.row_starts[list(rows)] + torch.tensor(offsets, device=last.device)
+            self._hidden.saved[list(kept)] = hidden[at].float()
+        if behind:
+            rows, kept = zip(*behind, strict=True)
+            self._hidden.saved[list(kept)] = hidden[last[list(rows)]].float()
 
     def propose(
         self, txn: StateTxn, fb: ForwardBatch, hidden: torch.Tensor, verdict: Verdict, num_drafts: tuple[int, ...]
@@ -110,21 +192,33 @@ class MtpProposer(SpeculativeProposer):
         plans = []
         for step, seen in enumerate(successive(table, lengths, count, context, size)):
             places = lengths + step if step else lengths
-            part = StepPart(
-                kind=RowKind.DECODE,
-                rows=slice(0, n),
-                tokens=slice(0, n),
-                slots=slots,
-                slot_ids=(),
-                lengths=places,
-                fed=(1,) * n,
-                row_starts=starts,
-                positions=places,
-                block_table=table,
-                max_context=context,
-            )
+            part = self._single_tokens(slots, places, context, table, starts)
             plans.append(FullPlan(part, cells_of(table, None if n == 1 else starts[:-1], places, size), seen))
         return plans
+
+    def _single_tokens(
+        self,
+        slots: torch.Tensor,
+        places: torch.Tensor,
+        context: int,
+        table: torch.Tensor | None = None,
+        starts: torch.Tensor | None = None,
+    ) -> StepPart:
+        """A part of one token for each slot, at `places` [n]."""
+        n = slots.shape[0]
+        return StepPart(
+            kind=RowKind.DECODE,
+            rows=slice(0, n),
+            tokens=slice(0, n),
+            slots=slots,
+            slot_ids=(),
+            lengths=places,
+            fed=(1,) * n,
+            row_starts=torch.arange(n + 1, device=slots.device) if starts is None else starts,
+            positions=places,
+            block_table=self._pool.table_of(slots, context) if table is None else table,
+            max_context=context,
+        )
 
 
 def build(parts: ProposerParts) -> MtpProposer:

@@ -12,7 +12,9 @@ import torch
 
 from runtime.speculation.proposer import Drafts, HiddenNeed, Placement, SpeculativeProposer
 from runtime.speculation.registry import ProposerParts
+from runtime.state.paged import PagedStore
 from runtime.state.pool import StateTxn
+from runtime.state.recurrent import SlotStore
 from runtime.step import ForwardBatch, Verdict
 
 LONGEST = 4
@@ -29,6 +31,14 @@ class NgramProposer(SpeculativeProposer):
     def num_bytes(self) -> int:
         """Nothing is stored."""
         return 0
+
+    def paged_stores(self) -> tuple[PagedStore, ...]:
+        """None."""
+        return ()
+
+    def slot_stores(self) -> tuple[SlotStore, ...]:
+        """None: a sequence's tokens are always known."""
+        return ()
 
     def extend(self, txn: StateTxn, fb: ForwardBatch, hidden: torch.Tensor, verdict: Verdict) -> None:
         """The tokens themselves are all the state there is."""

@@ -9,7 +9,9 @@ from typing import Protocol
 
 import torch
 
+from runtime.state.paged import PagedStore
 from runtime.state.pool import StateTxn
+from runtime.state.recurrent import SlotStore
 from runtime.step import ForwardBatch, Verdict
 
 
@@ -47,10 +49,19 @@ class SpeculativeProposer(Protocol):
         """Memory of its own store, in bytes."""
 
     @abstractmethod
+    def paged_stores(self) -> tuple[PagedStore, ...]:
+        """Its KV in the target's block numbers, which the prefix cache shares and copies together with the target's."""
+
+    @abstractmethod
+    def slot_stores(self) -> tuple[SlotStore, ...]:
+        """What it keeps by slot, and must find again when a sequence goes on from a checkpoint."""
+
+    @abstractmethod
     def extend(self, txn: StateTxn, fb: ForwardBatch, hidden: torch.Tensor, verdict: Verdict) -> None:
         """Brings the drafter's own state to exactly the tokens the verdict kept. Every step, all row kinds, k = 0 too.
 
-        hidden [T, H]: the target's hidden states behind its final norm.
+        hidden [T, H]: the target's hidden states behind its final norm. Rows in `txn.restored` go on from a checkpoint;
+        at every mark of a row, the slot stores' checkpoint rows are written.
         """
 
     @abstractmethod

@@ -75,7 +75,7 @@ class Verifier:
         """The verdict, with chunks failed that left something behind that is not finite.
 
         Rows that sample are judged by their logits. A chunk has none, but its state, KV and checkpoints would be kept
-        and read until its prompt ends. Whatever was not finite at one position makes every later one so, and the last
+        and read until its prompt ends. A state or KV that is not finite makes every later position so, and the last
         hidden state [T, hidden] of the chunk shows it.
         """
         silent = [row.kind is RowKind.PREFILL and not row.emits for row in fb.batch.rows]

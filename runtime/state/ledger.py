@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from dataclasses import dataclass
 
 from runtime.api import StateError
-from runtime.plan import StateLease
+from runtime.plan import Heritage, Restore, StateLease
+from runtime.state.blocks import Blocks
+from runtime.state.host_tier import HostCheckpoint
+from runtime.state.moves import Freed, Move, Saved
+from runtime.state.prefix import CacheSettings, Checkpoint, Match, PrefixCache
 
 
 class Currency(enum.Enum):
@@ -24,25 +29,23 @@ class Shortage:
     missing: int
 
 
-@dataclass(frozen=True, slots=True)
-class Freed:
-    """What a closed lease held. Slot and blocks may have been handed out again already, but not used yet."""
-
-    serial: int
-    slot: int
-    blocks: tuple[int, ...]
-
-
 class Ledger:
     """Allocator of blocks `1..num_blocks-1` and slots `1..num_slots-1`; block 0 and slot 0 are padding.
 
     A lease is open, then perhaps closing (ended, but a step that uses it is not settled: nothing of it is reused), then
-    closed. Every unit is free or in exactly one lease. Blocks grow with `extend` and stay until the lease ends; what a
-    rejected draft reserved serves the next step.
+    closed. Every slot is free or in exactly one lease; every block is free, in leases, or cached. Blocks grow with
+    `extend` and stay until the lease ends; what a rejected draft reserved serves the next step. `cache` is the prefix
+    cache, None without one: room that only it holds counts as room.
     """
 
     def __init__(
-        self, *, num_blocks: int, block_size: int, num_slots: int, max_blocks_per_seq: int | None = None
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_slots: int,
+        max_blocks_per_seq: int | None = None,
+        cache: CacheSettings | None = None,
     ) -> None:
         if min(num_blocks, num_slots) < 1 or block_size < 1:
             raise StateError(f"no ledger of {num_blocks} blocks of {block_size} tokens and {num_slots} slots")
@@ -51,23 +54,29 @@ class Ledger:
         self.total_slots = num_slots - 1
         wanted = self.total_blocks if max_blocks_per_seq is None else max_blocks_per_seq
         self.max_blocks_per_seq = min(wanted, self.total_blocks)
-        self._free_blocks = list(range(num_blocks - 1, 0, -1))
+        self._moves: list[Move] = []
+        self._blocks = Blocks(num_blocks)
+        self.cache = None if cache is None else PrefixCache(self._blocks, self._moves, block_size, cache)
         self._free_slots = list(range(num_slots - 1, 0, -1))
         self._leases: dict[int, StateLease] = {}
-        self._freed: list[Freed] = []
         self._next_serial = 1
 
     # --- counts
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that can be handed out now."""
-        return len(self._free_blocks)
+        """Blocks nobody holds."""
+        return self._blocks.num_free
+
+    @property
+    def cached_blocks(self) -> int:
+        """Blocks that only the prefix cache holds: they can be handed out as well."""
+        return self._blocks.num_cached
 
     @property
     def used_blocks(self) -> int:
-        """Blocks in leases, closing ones included."""
-        return self.total_blocks - self.free_blocks
+        """Blocks in leases, closing ones included; shared ones count once."""
+        return self.total_blocks - self._blocks.num_available
 
     @property
     def free_slots(self) -> int:
@@ -94,22 +103,59 @@ class Ledger:
         return -(-num_tokens // self.block_size)
 
     def shortfall(self, lease: StateLease, num_tokens: int) -> int:
-        """Free blocks that `extend(lease, num_tokens)` lacks; 0 or less when it would succeed."""
-        return self.blocks_for(num_tokens) - len(lease.blocks) - self.free_blocks
+        """Blocks that `extend(lease, num_tokens)` lacks; 0 or less when it would succeed."""
+        return self.blocks_for(num_tokens) - len(lease.blocks) - self._blocks.num_available
 
     # --- a lease's life
 
-    def admit(self, owner: str, num_tokens: int) -> StateLease | Shortage:
-        """One slot and the blocks of `num_tokens` tokens, or nothing and the currency that is short."""
+    def admit(self, owner: str, num_tokens: int, match: Match | None = None) -> StateLease | Shortage:
+        """One slot and the blocks of `num_tokens` tokens, or nothing and the currency that is short.
+
+        With a match, the lease goes on from the deepest cached state that leaves it room (`lease.origin` tokens).
+        """
         if num_tokens < 0:
             raise StateError(f"{owner} asks for {num_tokens} tokens")
         if not self._free_slots:
             return Shortage(Currency.STATE, 1)
         needed = self.blocks_for(num_tokens)
-        missing = needed - min(self.free_blocks, self.max_blocks_per_seq)
-        if missing > 0:
-            return Shortage(Currency.KV, missing)
-        lease = StateLease(self._next_serial, owner, self._free_slots.pop(), self._take_blocks(needed))
+        if needed > self.max_blocks_per_seq:
+            return Shortage(Currency.KV, needed - self.max_blocks_per_seq)
+        for option in () if match is None else match.options:
+            assert match is not None
+            lease = self._admit_from(owner, needed, match, option)
+            if lease is not None:
+                return lease
+        if not self._make_room(needed):
+            return Shortage(Currency.KV, needed - self._blocks.num_available)
+        return self._open(owner, self._blocks.take(needed))
+
+    def _admit_from(
+        self, owner: str, needed: int, match: Match, source: Checkpoint | HostCheckpoint
+    ) -> StateLease | None:
+        """A lease that shares the full blocks before the source's tail, as far as they are on the device."""
+        index = (source.num_tokens - 1) // self.block_size
+        if needed <= index:
+            raise StateError(f"{owner} asks for {needed} blocks, but {source.num_tokens} tokens are cached")
+        shared = [node.block for node in match.nodes[:index]]
+        restore = Restore(source, index, None)
+        if isinstance(source, Checkpoint):
+            restore.tail = source.block
+        else:
+            loads = [(source.blocks[i], i) for i in range(len(shared), index)]
+            restore.loads = (*loads, (source.tail_block, index))
+        self._pin(restore, shared)
+        if not self._make_room(needed - len(shared)):
+            for block in shared:
+                self._blocks.give(block)
+            self._unpin(restore)
+            return None
+        lease = self._open(owner, shared + self._blocks.take(needed - len(shared)))
+        lease.restore = restore
+        lease.origin = lease.computed = lease.bound = source.num_tokens
+        return lease
+
+    def _open(self, owner: str, blocks: list[int]) -> StateLease:
+        lease = StateLease(self._next_serial, owner, self._free_slots.pop(), blocks)
         self._next_serial += 1
         self._leases[lease.serial] = lease
         return lease
@@ -120,9 +166,9 @@ class Ledger:
         missing = self.blocks_for(num_tokens) - len(lease.blocks)
         if missing <= 0:
             return True
-        if missing > self.free_blocks or len(lease.blocks) + missing > self.max_blocks_per_seq:
+        if len(lease.blocks) + missing > self.max_blocks_per_seq or not self._make_room(missing):
             return False
-        lease.blocks.extend(self._take_blocks(missing))
+        lease.blocks.extend(self._blocks.take(missing))
         return True
 
     def begin(self, lease: StateLease, num_fed: int) -> None:
@@ -130,6 +176,8 @@ class Ledger:
         self._require_open(lease)
         if num_fed < 1 or self.blocks_for(lease.bound + num_fed) > len(lease.blocks):
             raise StateError(f"{lease.owner} has {len(lease.blocks)} blocks for {lease.bound} + {num_fed} tokens")
+        if lease.restore is not None:
+            self._unpin(lease.restore)
         lease.in_flight += 1
         lease.bound += num_fed
 
@@ -143,31 +191,42 @@ class Ledger:
         """Takes `begin` back: none of the `num_fed` tokens is in the state."""
         self._end_step(lease, num_fed, 0)
 
-    def release(self, lease: StateLease) -> None:
-        """Ends the lease: at once, or when its last step in flight settles."""
+    def release(self, lease: StateLease, heritage: Heritage | None = None) -> None:
+        """Ends the lease: at once, or when its last step in flight settles. `heritage`: what the cache may keep."""
         self._require_open(lease)
+        lease.heritage = heritage if self.cache is not None else None
         if lease.in_flight:
             lease.closing = True
         else:
             self._close(lease)
 
-    def drain_freed(self) -> list[Freed]:
-        """Leases closed since the last call, oldest first. The pool drains before every step that uses new leases."""
-        freed, self._freed = self._freed, []
-        return freed
+    def drain(self) -> list[Move]:
+        """What is to be done with tensors since the last call, in this order; before every step that uses new leases.
+
+        Nothing may be written to slots, blocks or rows between a move being decided here and being done.
+        """
+        moves = list(self._moves)
+        self._moves.clear()
+        return moves
 
     def check(self) -> None:
-        """Raises unless free and leased units are together all units, none twice and none of them padding."""
-        leased_blocks = [block for lease in self._leases.values() for block in lease.blocks]
-        leased_slots = [lease.slot for lease in self._leases.values()]
-        for name, held, total in (
-            ("blocks", self._free_blocks + leased_blocks, self.total_blocks),
-            ("slots", self._free_slots + leased_slots, self.total_slots),
-        ):
-            if sorted(held) != list(range(1, total + 1)):
-                raise StateError(f"{name} leaked or were handed out twice: {len(held)} of {total} accounted for")
+        """Raises unless free, cached and leased units are together all units, and none of them is padding."""
+        leased = Counter(block for lease in self._leases.values() for block in lease.blocks)
         for lease in self._leases.values():
-            if lease.closed or not 0 <= lease.computed <= lease.bound or (lease.closing and not lease.in_flight):
+            if lease.restore is not None and lease.restore.pinned and lease.restore.tail is not None:
+                leased[lease.restore.tail] += 1
+        self._blocks.check(leased, Counter() if self.cache is None else self.cache.holdings())
+        slots = self._free_slots + [lease.slot for lease in self._leases.values()]
+        if sorted(slots) != list(range(1, self.total_slots + 1)):
+            raise StateError(f"slots leaked or were handed out twice: {len(slots)} of {self.total_slots} accounted for")
+        if self.cache is not None:
+            self.cache.check()
+        for lease in self._leases.values():
+            if (
+                lease.closed
+                or not lease.origin <= lease.computed <= lease.bound
+                or (lease.closing and not lease.in_flight)
+            ):
                 raise StateError(f"the lease of {lease.owner} is inconsistent: {lease}")
 
     # --- inside
@@ -196,13 +255,42 @@ class Ledger:
     def _close(self, lease: StateLease) -> None:
         lease.closed, lease.closing = True, False
         del self._leases[lease.serial]
+        if lease.restore is not None:
+            self._unpin(lease.restore)
+        if lease.heritage is not None:
+            self._inherit(lease, lease.heritage)
         self._free_slots.append(lease.slot)
-        self._freed.append(Freed(lease.serial, lease.slot, tuple(lease.blocks)))
-        self._give_blocks(lease.blocks)
+        for block in lease.blocks:
+            self._blocks.give(block)
+        self._moves.append(Freed(lease.serial, lease.slot, self._blocks.drain_vacated()))
         lease.blocks = []
 
-    def _take_blocks(self, count: int) -> list[int]:
-        return [self._free_blocks.pop() for _ in range(count)]
+    def _inherit(self, lease: StateLease, heritage: Heritage) -> None:
+        """The state in the slot becomes a checkpoint, unless it is beyond the text that may be kept, or nothing new."""
+        if self.cache is None or not lease.origin < lease.computed <= len(heritage.tokens):
+            return
+        row = self.cache.claim()
+        if row is None:
+            return
+        found = self.cache.publish(heritage.chain, heritage.tokens, lease.computed, lease.blocks, row, heritage.trigger)
+        if found is not None:
+            self._moves.append(Saved(lease.slot, row))
 
-    def _give_blocks(self, blocks: list[int]) -> None:
-        self._free_blocks.extend(blocks)
+    def _make_room(self, num_blocks: int) -> bool:
+        """Whether so many blocks are free, after evicting what the cache alone holds."""
+        return num_blocks <= self._blocks.num_free or (self.cache is not None and self.cache.make_room(num_blocks))
+
+    def _pin(self, restore: Restore, shared: list[int]) -> None:
+        restore.source.pins += 1
+        for block in shared:
+            self._blocks.share(block)
+        if restore.tail is not None:
+            self._blocks.share(restore.tail)
+
+    def _unpin(self, restore: Restore) -> None:
+        """The copies are made, or will not be: what they were made of may be evicted."""
+        if restore.pinned:
+            restore.pinned = False
+            restore.source.pins -= 1
+            if restore.tail is not None:
+                self._blocks.give(restore.tail)

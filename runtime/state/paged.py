@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
@@ -52,3 +53,17 @@ class PagedStore:
         index = torch.tensor(blocks, dtype=torch.long)
         for tensor in (*self.keys.values(), *self.values.values()):
             tensor[index.to(tensor.device)] = value
+
+    def copy(self, sources: Seq[int], targets: Seq[int]) -> None:
+        """Copies whole blocks. No target is also a source."""
+        for tensor in (*self.keys.values(), *self.values.values()):
+            tensor[list(targets)] = tensor[list(sources)]
+
+    def take_out(self, block: int) -> list[torch.Tensor]:
+        """Copies of one block in host memory."""
+        return [tensor[block].to("cpu", copy=True) for tensor in (*self.keys.values(), *self.values.values())]
+
+    def put_in(self, block: int, saved: list[torch.Tensor]) -> None:
+        """Makes what `take_out` gave the content of a block."""
+        for tensor, each in zip((*self.keys.values(), *self.values.values()), saved, strict=True):
+            tensor[block] = each.to(tensor.device)

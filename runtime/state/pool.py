@@ -9,21 +9,33 @@ import torch
 from runtime.api import ROW_KINDS, StateError
 from runtime.attention.backend import AttentionBackend, AttentionPlan, Recurrence, StepContext, VerifyTicket
 from runtime.attention.hybrid_linear import check_kept
-from runtime.plan import Batch, Outcome, Row, RowKind, StateLease
+from runtime.plan import Batch, Heritage, Outcome, Row, RowKind, StateLease
+from runtime.state.copies import Copies
 from runtime.state.ledger import Ledger
+from runtime.state.moves import Freed, Saved
 from runtime.state.paged import PagedStore
 from runtime.state.recurrent import RecurrentStore
 from runtime.step import StepPart, Verdict
 
 
 class StateTxn(StepContext):
-    """One open step: its parts, the plans of the backends that run them, and the layers' only way to state."""
+    """One open step: its parts, the plans of the backends that run them, and the layers' only way to state.
+
+    `restored`: rows whose state was copied from the prefix cache for this step.
+    """
 
     def __init__(
-        self, serial: int, batch: Batch, backend: AttentionBackend, parts: tuple[StepPart, ...], slots: torch.Tensor
+        self,
+        serial: int,
+        batch: Batch,
+        backend: AttentionBackend,
+        parts: tuple[StepPart, ...],
+        slots: torch.Tensor,
+        restored: tuple[int, ...],
     ) -> None:
         self.serial = serial
         self.batch = batch
+        self.restored = restored
         self.parts = parts
         self.slots = slots
         self._backend = backend
@@ -87,6 +99,7 @@ class StatePool:
         self.kv = kv
         self.recurrent = recurrent
         self.backend = backend
+        self.copies = Copies(kv, recurrent, poison)
         self.counts = CommitCounts()
         self.lengths = torch.zeros(recurrent.num_slots, dtype=torch.long, device=device)
         self._table = torch.zeros(recurrent.num_slots, max_blocks, dtype=torch.long, device=device)
@@ -114,17 +127,19 @@ class StatePool:
             raise StateError("two rows of one step feed the same lease")
         self._leave()
         begun: list[Row] = []
+        restored: list[int] = []
         try:
-            for row in batch.rows:
+            for i, row in enumerate(batch.rows):
                 if row.kind is not RowKind.PREFILL and row.lease.bound == 0:
                     raise StateError(f"a {row.kind.value} row of {row.lease.owner!r} has no state to go on from")
                 self.ledger.begin(row.lease, row.num_fed)
                 begun.append(row)
-                self._enter(row)
+                if self._enter(row):
+                    restored.append(i)
             parts = self._parts(batch)
             self._serial += 1
             slots = torch.cat([part.slots for part in parts]) if len(parts) > 1 else parts[0].slots
-            self._open = StateTxn(self._serial, batch, self.backend, parts, slots)
+            self._open = StateTxn(self._serial, batch, self.backend, parts, slots, tuple(restored))
         except BaseException:
             for row in begun:
                 self.ledger.abort(row.lease, row.num_fed)
@@ -154,6 +169,7 @@ class StatePool:
             self.backend.update_mamba_state_after_mtp_verify(
                 ticket, verdict.kept[ticket.rows], verdict.path[ticket.rows]
             )
+        self._keep_marked(txn.batch)
         self.lengths[txn.slots] += verdict.kept
         self.counts.commits += 1
         self._open = None
@@ -195,9 +211,9 @@ class StatePool:
                 self.counts.partial += 1 < kept < row.num_fed
         self._leave()
 
-    def release(self, lease: StateLease) -> None:
+    def release(self, lease: StateLease, heritage: Heritage | None = None) -> None:
         """Ends a lease; with steps in flight, its slot and blocks come free when the last of them settles."""
-        self.ledger.release(lease)
+        self.ledger.release(lease, heritage)
         self._leave()
 
     def sweep(self) -> list[int]:
@@ -237,13 +253,18 @@ class StatePool:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _enter(self, row: Row) -> None:
+    def _enter(self, row: Row) -> bool:
+        """Writes a row's block table, and what a lease goes on from before its first step; True for the latter."""
         lease = row.lease
+        restored = False
         if lease.serial not in self._written:
             self._written[lease.serial] = 0
-            self.lengths[lease.slot] = 0
+            self.lengths[lease.slot] = lease.origin
             self._table[lease.slot] = 0
             self.backend.forget(lease.slot)
+            if lease.restore is not None:
+                self.copies.restore(lease)
+                restored = True
         known = self._written[lease.serial]
         if known < len(lease.blocks):
             self._table[lease.slot, known : len(lease.blocks)] = torch.tensor(lease.blocks[known:])
@@ -251,16 +272,30 @@ class StatePool:
         owner = self.backend.select(row.kind)
         if self.backend.has_pending(lease.slot) and not owner.has_pending(lease.slot):
             self.backend.materialise([lease.slot])
+        return restored
 
     def _leave(self) -> None:
-        for freed in self.ledger.drain_freed():
-            self._left.append(freed.slot)
-            if self._written.pop(freed.serial, None) is None:
-                continue
-            self.backend.forget(freed.slot)
-            if self._poison is not None:
-                self.recurrent.fill([freed.slot], self._poison)
-                self.kv.fill(list(freed.blocks), self._poison)
+        """Does the ledger's moves: states are saved and spilled before anything of theirs is written again."""
+        for move in self.ledger.drain():
+            if isinstance(move, Saved):
+                self.backend.materialise([move.slot])
+            if isinstance(move, Freed):
+                self._left.append(move.slot)
+                if self._written.pop(move.serial, None) is not None:
+                    self.backend.forget(move.slot)
+                    if self._poison is not None:
+                        self.recurrent.fill([move.slot], self._poison)
+            self.copies.do(move)
+
+    def _keep_marked(self, batch: Batch) -> None:
+        """States that become checkpoints behind the kept tokens. Those inside a prefill row the forward has written."""
+        marked = [
+            (row.lease.slot, mark.row) for row in batch.rows if row.kind is not RowKind.PREFILL for mark in row.marks
+        ]
+        if marked:
+            slots = [slot for slot, _ in marked]
+            self.backend.materialise(slots)
+            self.copies.save(slots, [row for _, row in marked])
 
     def _parts(self, batch: Batch) -> tuple[StepPart, ...]:
         parts: list[StepPart] = []
@@ -304,6 +339,7 @@ class StatePool:
             positions=positions,
             block_table=self.table_of(slots, context + self._reserve_ahead),
             max_context=context,
+            marks=tuple(row.marks for row in rows) if kind is RowKind.PREFILL else (),
         )
 
 

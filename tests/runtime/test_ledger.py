@@ -118,16 +118,16 @@ def test_a_released_lease_is_kept_until_its_last_step_ends(end: str) -> None:
     assert ledger.closing_blocks == 2
     assert ledger.admit("b", 1) == Shortage(Currency.STATE, 1)
     ledger.settle(lease, 2, 2)
-    assert ledger.drain_freed() == []
+    assert ledger.drain() == []
     assert ledger.used_blocks == 2
     if end == "settle":
         ledger.settle(lease, 2, 1)
     else:
         ledger.abort(lease, 2)
     assert (lease.closing, lease.closed, ledger.closing_blocks) == (False, True, 0)
-    [freed] = ledger.drain_freed()
+    [freed] = ledger.drain()
     assert (freed.serial, freed.slot, len(freed.blocks)) == (lease.serial, lease.slot, 2)
-    assert ledger.drain_freed() == []
+    assert ledger.drain() == []
     assert (ledger.used_blocks, ledger.used_slots) == (0, 0)
 
 
@@ -303,7 +303,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def drain(self) -> None:
-        self.freed += [freed.serial for freed in self.ledger.drain_freed()]
+        self.freed += [freed.serial for freed in self.ledger.drain()]
         assert sorted(self.freed) == sorted(lease.serial for lease in self.gone)
 
     @invariant()

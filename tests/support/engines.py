@@ -128,11 +128,14 @@ def check_all_idle() -> None:
 
 
 def check_idle(engine: Engine) -> None:
-    """All slots and blocks are free and no table remembers a request."""
+    """All slots are free, blocks are free or cached, and no table remembers a request."""
     assert not engine.has_work
     states, scheduler, ledger = engine.states, engine.scheduler, engine.scheduler.ledger
     ledger.check()
-    assert (ledger.free_slots, ledger.free_blocks) == (ledger.total_slots, ledger.total_blocks)
+    assert (ledger.free_slots, ledger.used_blocks) == (ledger.total_slots, 0)
+    if ledger.cache is not None:
+        assert not ledger.cache.num_claimed
+        assert not any(each.pins for each in ledger.cache._checkpoints)
     remembered = (scheduler._live, scheduler._waiting, scheduler._running, scheduler._ended, scheduler._unsettled)
     assert not any(remembered), remembered
     assert not engine._flights

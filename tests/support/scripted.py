@@ -10,7 +10,9 @@ from runtime.engine import Engine
 from runtime.plan import RowKind
 from runtime.scheduler import Drafting
 from runtime.speculation.proposer import Drafts, HiddenNeed, Placement, SpeculativeProposer
+from runtime.state.paged import PagedStore
 from runtime.state.pool import StateTxn
+from runtime.state.recurrent import SlotStore
 from runtime.step import ForwardBatch, Verdict
 
 Pattern = tuple[int, int]  # drafts, and how many of them are right
@@ -46,6 +48,12 @@ class Script(SpeculativeProposer):
 
     def num_bytes(self) -> int:
         return 0
+
+    def paged_stores(self) -> tuple[PagedStore, ...]:
+        return ()
+
+    def slot_stores(self) -> tuple[SlotStore, ...]:
+        return ()
 
     def extend(self, txn: StateTxn, fb: ForwardBatch, hidden: torch.Tensor, verdict: Verdict) -> None:
         for row, kept, finish in zip(txn.batch.rows, verdict.kept.tolist(), verdict.finish.tolist(), strict=True):

@@ -31,7 +31,9 @@ from runtime.build import build_engine
 from runtime.engine import Engine
 from runtime.speculation.proposer import Drafts, HiddenNeed, Placement, SpeculativeProposer
 from runtime.speculation.registry import PROPOSERS, ProposerParts
+from runtime.state.paged import PagedStore
 from runtime.state.pool import StateTxn
+from runtime.state.recurrent import SlotStore
 from runtime.step import ForwardBatch, Verdict
 from tests.support.ref import Ref
 from tests.support.tiny import VOCAB, tiny
@@ -51,6 +53,8 @@ GAUGES = {
     "kv_blocks_cached",
     "state_slots_used",
     "state_slots_cached",
+    "checkpoints",
+    "checkpoints_total",
 }
 
 DEAD: set[Engine] = set()  # engines that a test killed on purpose: not asked to be empty
@@ -134,6 +138,12 @@ class Scripted(SpeculativeProposer):
 
     def num_bytes(self) -> int:
         return 0
+
+    def paged_stores(self) -> tuple[PagedStore, ...]:
+        return ()
+
+    def slot_stores(self) -> tuple[SlotStore, ...]:
+        return ()
 
     def extend(self, txn: StateTxn, fb: ForwardBatch, hidden: torch.Tensor, verdict: Verdict) -> None:
         pass
@@ -290,7 +300,8 @@ def assert_empty(engine: Engine) -> None:
     assert states.is_sound()
     states._leave()
     assert not (states._written or states._unsettled or ledger._leases or ledger._freed)
-    assert (ledger.free_blocks, ledger.free_slots) == (ledger.total_blocks, ledger.total_slots)
+    assert (ledger.used_blocks, ledger.free_slots) == (0, ledger.total_slots)
+    assert ledger.cache is None or not ledger.cache.num_claimed
     assert engine.stats().commits_missing == 0
     stats = engine.stats()
     assert (stats.running, stats.waiting_seqs, stats.waiting_kv, stats.waiting_state) == (0, 0, 0, 0)

@@ -27,7 +27,7 @@ from runtime.engine import Engine
 from runtime.plan import Batch, Outcome, Row, Sequence, StateLease
 from runtime.scheduler import Scheduler
 from runtime.speculation.mtp import MtpProposer
-from runtime.state.ledger import Freed
+from runtime.state.moves import Freed
 from runtime.state.pool import StateTxn
 from tests.runtime.engine.harness import (
     QWEN,
