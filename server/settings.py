@@ -64,6 +64,16 @@ class Settings(BaseModel):
     block_size: int = Field(16, ge=1, le=1024, description="Tokens in one KV block.")
     num_blocks: int = Field(0, ge=0, le=2**31 - 1, description="KV blocks; 0: derived from model and memory.")
     num_slots: int = Field(0, ge=0, le=2**31 - 1, description="Recurrent state slots; 0: derived.")
+    prefix_cache: Literal["on", "off"] = Field(
+        "on", description="Keep KV and recurrent states of texts that may come again."
+    )
+    checkpoint_interval: int = Field(
+        256, ge=1, le=2**24, description="Tokens between two states kept inside a text; at least 1 + drafts."
+    )
+    num_checkpoints: int = Field(0, ge=0, le=2**24, description="Recurrent states kept for reuse; 0: derived.")
+    host_cache_gb: float = Field(
+        0.0, ge=0, le=2**20, description="Host memory, in GiB, for cached KV and states the device has no room for."
+    )
     settle_lag: int = Field(0, ge=0, le=1, description="Steps the host half of a commit may lag.")
     threads: int = Field(0, ge=0, le=4096, description="Compute threads; 0: follow CPU quota and affinity.")
     audit_interval: int = Field(0, ge=0, description="Recompute one request's state every N steps; 0: never.")
@@ -177,6 +187,10 @@ class Settings(BaseModel):
             block_size=self.block_size,
             num_blocks=self.num_blocks,
             num_slots=self.num_slots,
+            prefix_cache=self.prefix_cache == "on",
+            checkpoint_interval=self.checkpoint_interval,
+            num_checkpoints=self.num_checkpoints,
+            host_cache_gb=self.host_cache_gb,
             settle_lag=self.settle_lag,
             threads=self.threads,
             audit_interval=self.audit_interval,
