@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import os
 import selectors
 import signal
 import socket
@@ -164,6 +165,7 @@ def main(fd: int) -> int:
     """Runs an engine for the server at the other end of socket `fd`; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when this process ends
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.set_inheritable(fd, False)  # what the engine starts must not keep its line to the server open
     channel = Channel(socket.socket(fileno=fd))
     try:
         return _run(channel)

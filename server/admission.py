@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from runtime.api import CapacityError, EngineError, EngineStats, RejectReason, RequestError
-from server.link import Inbox, UnavailableError
+from server.link import Inbox, UnavailableError, waiting_in
 
 FIRST_BYTES_PER_TOKEN = 4.0
 MEMORY_BYTES = 1 << 20  # of bodies that `Guess` remembers
@@ -193,8 +193,3 @@ class Admission:
         self._coming.generations += generations - ticket.generations
         self._coming.tokens += tokens - ticket.tokens
         ticket.generations, ticket.tokens = generations, tokens
-
-
-def waiting_in(stats: EngineStats) -> int:
-    """Generations that wait in the engine, for whatever."""
-    return stats.waiting_seqs + stats.waiting_kv + stats.waiting_state + stats.waiting_deferred

@@ -50,17 +50,16 @@ def add_generation(app: FastAPI, service: Service, path: str, route: Route[Field
 
 
 def add_probes(app: FastAPI, service: Service) -> None:
-    """/live: no restart needed. /ready: send traffic. /health: the engine answers. /metrics."""
+    """/live: no restart needed. /ready: send traffic. /health: the engine answers. /metrics. Nothing here waits."""
 
     async def live() -> Response:
-        return probe(service.live(), reason="engine not running")
+        return probe(service.live(), reason=service.health().value)
 
     async def ready() -> Response:
-        reason = "draining" if service.admission.draining else "loading" if service.live() else "engine not running"
-        return probe(service.ready(), reason=reason)
+        return probe(service.ready(), reason=service.status())
 
     async def health() -> Response:
-        return probe(service.loaded(), reason="loading" if service.live() else "engine not running")
+        return probe(service.loaded(), reason=service.health().value)
 
     async def metrics() -> Response:
         return Response(service.scrape(), headers={"content-type": CONTENT_TYPE})

@@ -48,7 +48,10 @@ class Edge:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                added = [(b"x-request-id", request_id)]
+                if self._service.admission.draining:  # the next request shall go to another server
+                    added.append((b"connection", b"close"))
+                message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 
         started = self._service.meter.http_started()

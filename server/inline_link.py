@@ -14,6 +14,7 @@ from runtime.api import (
     CancelReason,
     Delta,
     EngineCore,
+    EngineError,
     EngineStats,
     ModelInfo,
     Rejected,
@@ -22,7 +23,7 @@ from runtime.api import (
     Shutdown,
     Submit,
 )
-from server.link import EngineLink, Inbox, Switchboard
+from server.link import EngineLink, Health, Inbox, Switchboard
 
 HEARTBEAT_SECONDS = 0.25
 _log = logging.getLogger(__name__)
@@ -36,13 +37,14 @@ class InlineLink(EngineLink):
         self._board = Switchboard()
         self._messages: queue.SimpleQueue[Submit | Cancel | Shutdown] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._health = Health.STARTING
 
     async def start(self) -> ModelInfo:
         """Starts the driving thread."""
         loop = asyncio.get_running_loop()
-        self._board.touch()
         self._thread = threading.Thread(target=self._drive, args=(loop,), name="engine", daemon=True)
         self._thread.start()
+        self._health = Health.SERVING
         return self._core.info
 
     async def submit(self, request: Request, inbox: Inbox) -> None:
@@ -64,13 +66,20 @@ class InlineLink(EngineLink):
         """See `EngineLink`."""
         return self._board.stats
 
-    def failure(self) -> str | None:
-        """See `EngineLink`."""
-        return None if self._board.failure is None else str(self._board.failure)
+    def observe_lives(self, on_restart: Callable[[str], None], on_ready: Callable[[ModelInfo], None]) -> None:
+        """An engine in this process has one life."""
 
-    def heartbeat_age(self) -> float:
+    def health(self) -> Health:
         """See `EngineLink`."""
-        return self._board.report_age
+        return self._health
+
+    def silence(self) -> float:
+        """See `EngineLink`."""
+        return self._board.silence
+
+    def interrupt(self, error: EngineError) -> None:
+        """See `EngineLink`."""
+        self._board.interrupt(error)
 
     def open_requests(self) -> int:
         """See `EngineLink`."""
@@ -82,7 +91,11 @@ class InlineLink(EngineLink):
             self._messages.put(Shutdown())
             await asyncio.to_thread(self._thread.join)
             self._thread = None
-        self._board.fail("The engine was stopped.")
+        self._end("The engine was stopped.")
+
+    def _end(self, message: str) -> None:
+        self._health = Health.ENDED
+        self._board.fail(message)
 
     def _drive(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
@@ -91,7 +104,7 @@ class InlineLink(EngineLink):
                 loop.call_soon_threadsafe(self._board.deliver, Report(tuple(answers), deltas, self._core.stats()))
         except Exception:  # noqa: BLE001 - whatever it was, the engine is gone
             _log.exception("the engine failed")
-            loop.call_soon_threadsafe(self._board.fail, "The engine failed.")
+            loop.call_soon_threadsafe(self._end, "The engine failed.")
 
     def _apply(self) -> list[Accepted | Rejected] | None:
         """All waiting messages, answered; waits for one when there is nothing to do. None ends the thread."""

@@ -7,6 +7,7 @@ ever making the engine wait (a request's inbox is bounded by its own `max_tokens
 from __future__ import annotations
 
 import asyncio
+import enum
 import time
 from abc import abstractmethod
 from collections import deque
@@ -27,6 +28,16 @@ from runtime.api import (
     Request,
     RequestError,
 )
+
+
+class Health(enum.Enum):
+    """How the engine is; the value is the phrase that probes answer with."""
+
+    STARTING = "loading"
+    SERVING = "ok"
+    STALLED = "the engine makes no progress"
+    RESTARTING = "the engine is restarting"
+    ENDED = "the engine ended"
 
 
 class UnavailableError(EngineError):
@@ -81,6 +92,9 @@ class Inbox:
         return deltas
 
 
+RESTART_REASONS = ("crash", "stall", "start")  # it ended, it was killed for making no progress, it did not get ready
+
+
 class EngineLink(Protocol):
     """A running engine as the HTTP process sees it."""
 
@@ -104,16 +118,24 @@ class EngineLink(Protocol):
         """Calls back with the last delta of every request, whether anybody listens to it or not."""
 
     @abstractmethod
+    def observe_lives(self, on_restart: Callable[[str], None], on_ready: Callable[[ModelInfo], None]) -> None:
+        """Calls back when a further engine is started, with one of `RESTART_REASONS`, and when that is ready."""
+
+    @abstractmethod
     def stats(self) -> EngineStats:
-        """The newest snapshot."""
+        """The newest snapshot. Counters go on over restarts; gauges of an engine that ended are 0."""
 
     @abstractmethod
-    def failure(self) -> str | None:
-        """Why the engine is gone, or None while it lives."""
+    def health(self) -> Health:
+        """How the engine is."""
 
     @abstractmethod
-    def heartbeat_age(self) -> float:
-        """Seconds since the engine last said anything."""
+    def silence(self) -> float:
+        """Seconds since the engine last made progress: finished a step, or had nothing to do."""
+
+    @abstractmethod
+    def interrupt(self, error: EngineError) -> None:
+        """Submissions that still wait for their answer, and all later ones, end with `error`."""
 
     @abstractmethod
     def open_requests(self) -> int:
@@ -122,6 +144,11 @@ class EngineLink(Protocol):
     @abstractmethod
     async def close(self) -> None:
         """Ends the engine."""
+
+
+def waiting_in(stats: EngineStats) -> int:
+    """Generations that wait in the engine, for whatever."""
+    return stats.waiting_seqs + stats.waiting_kv + stats.waiting_state + stats.waiting_deferred
 
 
 def refusal(rejected: Rejected) -> EngineError:
@@ -139,9 +166,9 @@ class Switchboard:
 
     def __init__(self) -> None:
         self.stats = EngineStats()
-        self.failure: EngineGoneError | None = None
+        self.failure: EngineError | None = None
         self.on_last: Callable[[Delta], None] | None = None
-        self._last_report = time.monotonic()
+        self._progressed = time.monotonic()
         self._answers: dict[str, asyncio.Future[None]] = {}
         self._inboxes: dict[str, Inbox | None] = {}  # None: nobody listens, the last delta has not come yet
 
@@ -149,13 +176,13 @@ class Switchboard:
         return len(self._inboxes)
 
     @property
-    def report_age(self) -> float:
-        """Seconds since the last report."""
-        return time.monotonic() - self._last_report
+    def silence(self) -> float:
+        """Seconds without progress."""
+        return time.monotonic() - self._progressed
 
-    def touch(self) -> None:
-        """The engine gave a sign of life."""
-        self._last_report = time.monotonic()
+    def forgive(self, seconds: float) -> None:
+        """Nobody could listen for so long: the engine's silence meanwhile says nothing."""
+        self._progressed = min(self._progressed + seconds, time.monotonic())
 
     def open(self, request_id: str, inbox: Inbox) -> asyncio.Future[None]:
         """Registers a submission; the future ends with the engine's answer."""
@@ -174,8 +201,11 @@ class Switchboard:
         return True
 
     def deliver(self, report: Report) -> None:
-        """Spreads one report."""
-        self.touch()
+        """Spreads one report. It is progress unless work is waiting and no step was finished since the last one."""
+        stepped = report.stats.step_serial != self.stats.step_serial
+        idle = report.stats.running + waiting_in(report.stats) == 0
+        if stepped or report.deltas or idle:
+            self._progressed = time.monotonic()
         self.stats = report.stats
         for answer in report.answers:
             waiter = self._answers.pop(answer.id, None)
@@ -196,16 +226,19 @@ class Switchboard:
             if inbox is not None:
                 inbox.put(delta)
 
-    def fail(self, message: str) -> None:
-        """The engine is gone: everybody who waits is told, everybody who comes is refused."""
-        if self.failure is not None:
-            return
-        self.failure = EngineGoneError(message)
+    def interrupt(self, error: EngineError) -> None:
+        """Submissions end with `error`, those that wait and those that come; what was accepted goes on."""
+        self.failure = self.failure or error
         for waiter in self._answers.values():
             if not waiter.done():
-                waiter.set_exception(self.failure)
+                waiter.set_exception(error)
+        self._answers.clear()
+
+    def fail(self, message: str) -> None:
+        """The engine is gone: everybody who waits is told, everybody who comes is refused."""
+        gone = EngineGoneError(message)
+        self.interrupt(gone)
         for inbox in self._inboxes.values():
             if inbox is not None:
-                inbox.fail(self.failure)
-        self._answers.clear()
+                inbox.fail(gone)
         self._inboxes.clear()

@@ -134,6 +134,10 @@ class Meter:
         """Whether the engine makes progress."""
         self._gauges["engine_up"][()].set(up)
 
+    def engine_restarted(self, reason: str) -> None:
+        """A new engine process was started; `reason` is one of RESTART_REASONS."""
+        self._count("engine_restarts_total", reason)
+
     def draining(self) -> None:
         """The server is shutting down."""
         self._gauges["draining"][()].set(1)

@@ -18,6 +18,7 @@ from runtime.api import (
     STEP_KINDS,
     STEP_PHASES,
 )
+from server.link import RESTART_REASONS
 from server.row import Row, distribution, one, ratio, several, told
 
 __all__ = ["PREFIX", "TABLE", "Row"]
@@ -446,6 +447,12 @@ TABLE: tuple[Row, ...] = (
     # the service
     Row("draining", "gauge", "1 while the server is shutting down."),
     Row("engine_up", "gauge", "1 while the engine is ready and makes progress."),
+    Row(
+        "engine_restarts_total",
+        "counter",
+        "Starts of a new engine process, by what became of the one before.",
+        {"reason": RESTART_REASONS},
+    ),
     Row("startup_seconds", "gauge", "Start-up time, by phase.", {"phase": START_PHASES}),
     Row("build_info", "gauge", "Versions.", told("version", "python", "torch", "cuda", "triton")),
     Row(

@@ -1,204 +1,247 @@
-"""The engine in a process of its own: spawns `python -m runtime worker` and speaks frames over a socket pair."""
+"""The engine in a process of its own: its lives one after another, and the verdict whether it makes progress."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import socket
-import subprocess
-import sys
+import time
 from collections.abc import Callable, Mapping
-
-import msgspec
+from functools import partial
+from typing import Literal
 
 from runtime.api import (
-    FRAME_HEADER,
-    MAX_FRAME_BYTES,
     Cancel,
     CancelReason,
     Delta,
     EngineConfig,
+    EngineError,
     EngineStats,
-    Fatal,
     ModelInfo,
     Progress,
-    Ready,
-    Report,
     Request,
-    Shutdown,
-    Start,
     Submit,
-    ToServer,
-    frame,
 )
-from server.link import EngineLink, Inbox, StartError, Switchboard
+from server.engine_process import EngineEndedError, EngineProcess, worker_command
+from server.link import EngineLink, Health, Inbox, StartError, Switchboard
+from server.logs import event
+from server.restarts import Restarts
+from server.totals import added
 
-CLOSE_SECONDS = 5.0
+StallAction = Literal["report", "restart"]
+WATCH_SECONDS = 1.0
+GONE = {
+    "crash": "The engine stopped unexpectedly.",
+    "stall": "The engine made no progress.",
+    "start": "The engine could not be restarted.",
+}
 _log = logging.getLogger(__name__)
 
 
-def worker_command(fd: int) -> list[str]:
-    """The worker's command line. `-P` keeps the current directory out of its import path."""
-    return [sys.executable, "-P", "-m", "runtime", "worker", "--fd", str(fd)]
-
-
 class ProcessLink(EngineLink):
-    """Owns the engine process: its life, its socket, and the verdict whether it still makes progress.
+    """Owns the engine process: starts it, watches it, and starts it again when it ends, as `restarts` allows.
 
-    The process is started by the constructor, before an event loop exists, so that it loads while this process imports
-    its web modules. It has a session of its own: Ctrl-C reaches the server alone, which then ends the engine in order.
+    Without progress for `stall_timeout` seconds the engine is stalled; with the action `restart` it is then killed. One
+    that is not ready after `start_timeout` seconds is killed as well.
     """
 
     def __init__(
         self,
         config: EngineConfig,
         *,
+        restarts: Restarts,
         environment: Mapping[str, str] | None = None,
         stall_timeout: float = 60.0,
+        stall_action: StallAction = "report",
+        start_timeout: float = 1800.0,
         on_progress: Callable[[Progress], None] | None = None,
         command: Callable[[int], list[str]] = worker_command,
     ) -> None:
-        self._board = Switchboard()
-        self._on_progress = on_progress
+        self._restarts = restarts
         self._stall_timeout = stall_timeout
-        self._decoder = msgspec.msgpack.Decoder(ToServer)
-        self._writer: asyncio.StreamWriter | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                command(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        self._socket = ours
-        ours.sendall(frame(Start(config)))
+        self._stall_action = stall_action
+        self._start_timeout = start_timeout
+        self._on_progress = on_progress
+        self._on_last: Callable[[Delta], None] | None = None
+        self._on_restart: Callable[[str], None] | None = None
+        self._on_ready: Callable[[ModelInfo], None] | None = None
+        self._spawn = partial(EngineProcess, config, environment=environment, command=command)
+        self._process = self._spawn()
+        self._board = Switchboard()
+        self._past: EngineStats | None = None
+        self._sum = EngineStats(), EngineStats()  # the newest snapshot, and it with the past added
+        self._health = Health.STARTING
+        self._ready_at = 0.0
+        self._life: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int:
-        """The engine's process id."""
+        """The process id of the newest engine."""
         return self._process.pid
 
     async def start(self) -> ModelInfo:
-        """Waits for `Ready`, reporting progress on the way."""
-        reader, self._writer = await asyncio.open_connection(sock=self._socket)
-        try:
-            while True:
-                match await self._read(reader):
-                    case Progress() as progress:
-                        if self._on_progress is not None:
-                            self._on_progress(progress)
-                    case Ready(info):
-                        break
-                    case Fatal(message, config):
-                        raise StartError(message, config=config)
-                    case Report():
-                        pass
-        except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError) as error:
-            note = await self._exit_note()
-            raise StartError(f"The engine process ended during start-up{note}.", config=False) from error
-        self._board.touch()
-        self._tasks = [asyncio.create_task(self._listen(reader)), asyncio.create_task(self._watch())]
+        """Waits until the first engine is ready, reporting progress on the way."""
+        info = await self._begin()
+        self._life = asyncio.create_task(self._live())
         return info
 
     async def submit(self, request: Request, inbox: Inbox) -> None:
         """See `EngineLink`."""
         answer = self._board.open(request.id, inbox)
-        self._send(Submit(request))
+        self._process.send(Submit(request))
         await answer
 
     def cancel(self, request_id: str, reason: CancelReason, keep: int) -> None:
         """See `EngineLink`."""
         if self._board.detach(request_id):
-            self._send(Cancel(request_id, reason, keep))
+            self._process.send(Cancel(request_id, reason, keep))
 
     def observe_last(self, callback: Callable[[Delta], None]) -> None:
         """See `EngineLink`."""
-        self._board.on_last = callback
+        self._on_last = self._board.on_last = callback
+
+    def observe_lives(self, on_restart: Callable[[str], None], on_ready: Callable[[ModelInfo], None]) -> None:
+        """See `EngineLink`."""
+        self._on_restart, self._on_ready = on_restart, on_ready
 
     def stats(self) -> EngineStats:
         """See `EngineLink`."""
-        return self._board.stats
+        if self._past is None:
+            return self._board.stats
+        if self._sum[0] is not self._board.stats:
+            self._sum = self._board.stats, added(self._past, self._board.stats)
+        return self._sum[1]
 
-    def failure(self) -> str | None:
+    def health(self) -> Health:
         """See `EngineLink`."""
-        return None if self._board.failure is None else str(self._board.failure)
+        return self._health
 
-    def heartbeat_age(self) -> float:
+    def silence(self) -> float:
         """See `EngineLink`."""
-        return self._board.report_age
+        return self._board.silence
 
     def open_requests(self) -> int:
         """See `EngineLink`."""
         return len(self._board)
 
+    def interrupt(self, error: EngineError) -> None:
+        """See `EngineLink`."""
+        self._board.interrupt(error)
+
     async def close(self) -> None:
         """Asks the engine to end; kills it when it does not."""
+        if self._life is not None:
+            self._life.cancel()
+            await asyncio.gather(self._life, return_exceptions=True)
         self._board.fail("The engine was stopped.")
-        for task in self._tasks:
-            task.cancel()
-        if not self._tasks:  # still loading: it does not listen
-            self._process.kill()
-        if self._writer is None:
-            self._socket.close()
-        else:
-            with contextlib.suppress(OSError, RuntimeError):
-                self._writer.write(frame(Shutdown()))
-                await asyncio.wait_for(self._writer.drain(), CLOSE_SECONDS)
-            self._writer.close()
-        try:
-            await asyncio.to_thread(self._process.wait, CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        await self._process.end(patient=self._health is Health.SERVING)
+        self._health = Health.ENDED
 
     def kill(self) -> None:
         """Ends the engine now, if it has not ended."""
         self._process.kill()
-        self._process.wait()
 
-    def _send(self, message: Submit | Cancel) -> None:
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(frame(message))
-
-    async def _read(self, reader: asyncio.StreamReader) -> ToServer:
-        (size,) = FRAME_HEADER.unpack(await reader.readexactly(FRAME_HEADER.size))
-        if size > MAX_FRAME_BYTES:
-            raise ConnectionError("frame too large")
-        message: ToServer = self._decoder.decode(await reader.readexactly(size))
-        return message
-
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
-        """The engine's voice until it falls silent."""
+    async def _begin(self) -> ModelInfo:
+        """Brings up the process that was spawned last; raises StartError, and then the process is no more."""
         try:
-            while True:
-                match await self._read(reader):
-                    case Report() as report:
-                        self._board.deliver(report)
-                    case Fatal(message):
-                        _log.error("engine failed: %s", message)
-                        break
-                    case Progress() | Ready():
-                        self._board.touch()
-        except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
-            pass
-        self._board.fail("The engine stopped unexpectedly.")
-        _log.error("engine process is gone%s", await self._exit_note())
+            async with asyncio.timeout(self._start_timeout):
+                info = await self._process.start(self._on_progress)
+        except TimeoutError:
+            await self._process.end(patient=False)
+            message = f"The engine was not ready within {self._start_timeout:g} seconds."
+            raise StartError(message, config=False) from None
+        except StartError:
+            await self._process.end(patient=False)
+            raise
+        self._board = Switchboard()
+        self._board.on_last = self._on_last
+        self._ready_at = time.monotonic()
+        self._health = Health.SERVING
+        return info
 
-    async def _watch(self) -> None:
-        """Declares a silent engine dead: a stopped process or an endless step must not look healthy."""
-        while self._board.failure is None:
-            await asyncio.sleep(min(1.0, self._stall_timeout / 4))
-            if self._board.report_age > self._stall_timeout:
-                _log.error("engine made no progress for %.1f s", self._board.report_age)
-                self._board.fail("The engine made no progress.")
-                self._process.kill()
-
-    async def _exit_note(self) -> str:
+    async def _live(self) -> None:
+        """One engine after another, until no further one is allowed."""
         try:
-            code = await asyncio.to_thread(self._process.wait, CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            return ""
-        return f" (exit code {code})"
+            reason = await self._serve()
+            while (delay := self._bury(reason)) is not None:
+                await self._process.end(patient=False)
+                await asyncio.sleep(delay)
+                reason = await self._live_again(reason)
+            await self._process.end(patient=False)
+        except Exception:  # noqa: BLE001 - whatever it was, nobody watches the engine any more
+            _log.exception("the engine's supervision failed")
+            self._board.fail(GONE["crash"])
+            self._health = Health.ENDED
+
+    async def _live_again(self, reason: str) -> str:
+        """One more life; returns why it ended."""
+        if self._on_restart is not None:
+            self._on_restart(reason)
+        try:
+            self._process = self._spawn()
+            info = await self._begin()
+        except (StartError, OSError) as error:
+            event(_log, logging.ERROR, "engine did not start again", error=str(error))
+            return "start"
+        event(_log, logging.WARNING, "engine is ready again", pid=self.pid)
+        if self._on_ready is not None:
+            self._on_ready(info)
+        return await self._serve()
+
+    async def _serve(self) -> str:
+        """Spreads what the engine says until it ends or is to be ended; returns why."""
+        listening = asyncio.create_task(self._listen())
+        watching = asyncio.create_task(self._watch())
+        try:
+            done, _ = await asyncio.wait({listening, watching}, return_when=asyncio.FIRST_COMPLETED)
+            return (listening if listening in done else watching).result()
+        finally:
+            listening.cancel()
+            watching.cancel()
+            await asyncio.gather(listening, watching, return_exceptions=True)
+
+    async def _listen(self) -> str:
+        try:
+            async for report in self._process.reports():
+                self._board.deliver(report)
+        except EngineEndedError as error:
+            self._board.fail(GONE["crash"])  # before anything is waited for
+            self._health = Health.RESTARTING
+            event(_log, logging.ERROR, "engine is gone", error=str(error), exit=await self._process.exit_note())
+        return "crash"
+
+    async def _watch(self) -> str:
+        """Says when the engine stalls and when it goes on; ends when something must be done about it."""
+        tick = min(WATCH_SECONDS, self._stall_timeout / 4)
+        before = time.monotonic()
+        ended = False
+        while True:
+            await asyncio.sleep(tick)
+            before, late = time.monotonic(), time.monotonic() - before - tick
+            if late > tick:  # this process was stopped or starved, and has not read what the engine said meanwhile
+                self._board.forgive(late)
+            if ended:
+                return "crash"
+            ended = self._process.ended  # its socket says so first, unless something it started still holds that
+            stalled = self._board.silence > self._stall_timeout
+            if stalled and self._health is Health.SERVING:
+                self._health = Health.STALLED
+                event(_log, logging.ERROR, "engine makes no progress", seconds=self._board.silence)
+            elif not stalled and self._health is Health.STALLED:
+                self._health = Health.SERVING
+                event(_log, logging.WARNING, "engine makes progress again")
+            if stalled and self._stall_action == "restart":
+                return "stall"
+
+    def _bury(self, reason: str) -> float | None:
+        """Whoever waits is told; returns the seconds until the next start, None when there will be none."""
+        served = time.monotonic() - self._ready_at if reason != "start" else 0.0
+        delay = self._restarts.next_delay(served)
+        self._health = Health.ENDED if delay is None else Health.RESTARTING
+        self._board.fail(GONE[reason])
+        self._past = self.stats()
+        self._board.stats = EngineStats()
+        if delay is None:
+            event(_log, logging.ERROR, "engine is not restarted again", reason=reason)
+        else:
+            event(_log, logging.WARNING, "engine is restarted", reason=reason, seconds=delay)
+        return delay

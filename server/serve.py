@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -18,8 +19,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from runtime.api import ConfigError, ModelInfo, Progress
 from server import settings as settings_module
+from server.engine_process import worker_command
 from server.link import StartError
-from server.process_link import ProcessLink, worker_command
+from server.logs import event
+from server.process_link import ProcessLink
+from server.restarts import Restarts
 from server.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from server.webserver import WebServer
 
 BACKLOG = 2048
+_log = logging.getLogger(__name__)
 
 
 def say(text: str) -> None:
@@ -52,6 +57,15 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError(f"Port {port} on {host} {reason}.") from error
     listener.setblocking(False)
     return listener
+
+
+def limit_unread(listener: socket.socket, seconds: float) -> None:
+    """Connections accepted here end when what was sent is neither acknowledged nor wanted for so long.
+
+    This also covers what is still unread when a connection is being closed, and clients that vanished.
+    """
+    if sys.platform == "linux":
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
 
 def leave(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -107,7 +121,6 @@ class Run:
         self._server = server
         self._listener = listener
         self._started = started
-        self._signals = 0
         self._stop = asyncio.Event()
         self._now = asyncio.Event()
 
@@ -144,27 +157,41 @@ class Run:
         say(start_line(self._settings, model.info, address_of(self._listener), seconds))
 
     def _signalled(self) -> None:
-        self._signals += 1
+        if self._stop.is_set():
+            self._now.set()
+            return
         self._service.drain()
         self._stop.set()
-        if self._signals > 1:
-            self._now.set()
+        inside = len(self._service.admission)
+        if inside:
+            seconds = self._settings.drain_timeout
+            say(f"lockstep: finishing requests inside ({inside}), for {seconds:g} s at most; a second signal ends now")
 
     async def _end(self, serving: asyncio.Task[None], *others: asyncio.Task[object]) -> None:
         """Lets running requests finish, then ends them, then the sockets, then the engine."""
         self._service.drain()
-        now = asyncio.create_task(self._now.wait())
-        drained = asyncio.create_task(self._service.admission.drained(self._settings.drain_timeout))
-        await asyncio.wait({now, drained}, return_when=asyncio.FIRST_COMPLETED)
+        waits = [
+            asyncio.create_task(self._now.wait()),
+            asyncio.create_task(self._service.admission.drained(self._settings.drain_timeout)),
+            asyncio.create_task(self._hopeless()),
+        ]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if len(self._service.admission):
+            event(_log, logging.WARNING, "requests cut off", count=len(self._service.admission))
         self._service.interrupt()
         await self._service.admission.drained(1.0)
         self._server.should_exit = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(serving, 2.0)
-        for task in (now, drained, *others):
+        for task in (*waits, *others):
             task.cancel()
-        await asyncio.gather(now, drained, *others, return_exceptions=True)
+        await asyncio.gather(*waits, *others, return_exceptions=True)
         await self._service.link.close()
+
+    async def _hopeless(self) -> None:
+        """Ends once the engine cannot finish what is inside."""
+        while self._service.loaded():
+            await asyncio.sleep(0.25)
 
 
 def run(settings: Settings, listener: socket.socket, link: ProcessLink, started: float) -> int:
@@ -176,7 +203,7 @@ def run(settings: Settings, listener: socket.socket, link: ProcessLink, started:
 
     logs.configure(settings.log_level)
     service = Service(settings, link)
-    server = web_server(create_app(service))
+    server = web_server(create_app(service), settings)
     with asyncio.Runner(loop_factory=event_loop) as runner:
         return runner.run(Run(settings, service, server, listener, started).until_stopped())
 
@@ -184,19 +211,23 @@ def run(settings: Settings, listener: socket.socket, link: ProcessLink, started:
 def main(arguments: list[str], worker: Callable[[int], list[str]] = worker_command) -> int:
     """The command. `worker` makes the engine process's command line."""
     started = time.monotonic()
+    for number in (signal.SIGTERM, signal.SIGINT):  # a container's first process has no default for them
+        signal.signal(number, leave)
     try:
         settings = settings_module.load(arguments, os.environ).resolved()
         listener = bind(settings.host, settings.port)
     except ConfigError as error:
         sys.stderr.write(f"lockstep serve: {error}\n")
         return 2
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, leave)
+    limit_unread(listener, settings.write_timeout)
     say(f"lockstep: loading {settings.model_path}")
     link = ProcessLink(
         settings.engine_config(),
         environment=settings_module.worker_environment(os.environ),
+        restarts=Restarts(settings.engine_restarts, settings.engine_restart_backoff, settings.engine_restart_reset),
         stall_timeout=settings.stall_timeout,
+        stall_action=settings.stall_action,
+        start_timeout=settings.engine_start_timeout,
         on_progress=ProgressLines(),
         command=worker,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runtime.api import CapacityError, EngineError, ModelInfo, RejectReason, RequestError
 from server.admission import Admission, Room, Ticket
@@ -12,7 +12,7 @@ from server.answer import Answer
 from server.auth import Keys
 from server.errors import ApiError, DeadlineError
 from server.job import Job, SamplingDefaults
-from server.link import EngineLink, UnavailableError
+from server.link import EngineLink, Health, UnavailableError
 from server.meter import Meter
 from server.prompt import PromptEncoder
 from server.router import Load, RouterPage, load_of
@@ -55,16 +55,22 @@ class Service:
         self.router = RouterPage(settings.model_name, self._load)
         self._model: Model | None = None
         link.observe_last(self.meter.timing)
+        link.observe_lives(self.meter.engine_restarted, self._engine_ready)
 
     async def start(self) -> Model:
         """Loads the text half while the engine starts; returns when requests can be served."""
         encoder, defaults = await asyncio.to_thread(self._load_text)
         info = await self.link.start()
-        settings = self.settings
-        self.meter.engine_ready(info, settings.num_drafts)
-        self.router.describe(info.choices)
-        self._model = Model(settings.model_name, int(time.time()), info, encoder, defaults)
+        self._model = Model(self.settings.model_name, int(time.time()), info, encoder, defaults)
+        self._engine_ready(info)
         return self._model
+
+    def _engine_ready(self, info: ModelInfo) -> None:
+        """An engine came up, the first or a later one, whose capacities may differ."""
+        assert self._model is not None
+        self._model = replace(self._model, info=info)
+        self.meter.engine_ready(info, self.settings.num_drafts)
+        self.router.describe(info.choices)
 
     def _load_text(self) -> tuple[PromptEncoder, SamplingDefaults]:
         path = self.settings.model_path
@@ -79,21 +85,29 @@ class Service:
         """The model; raises UnavailableError while it cannot answer."""
         if self._model is None:
             raise UnavailableError("The model is still loading; try again later.")
-        if self.link.failure() is not None:
-            raise UnavailableError("The engine is not running.")
+        if self.link.health() is not Health.SERVING:
+            raise UnavailableError(f"Not available: {self.link.health().value}; try again later.")
         return self._model
 
+    def status(self) -> str:
+        """`ok` when new requests are served, else why they are not."""
+        return "draining" if self.admission.draining else self.health().value
+
+    def health(self) -> Health:
+        """How the engine is, with the text half that it needs."""
+        return Health.STARTING if self._model is None else self.link.health()
+
     def live(self) -> bool:
-        """False once restarting is the only cure."""
-        return self.link.failure() is None
+        """False when restarting the server is the only cure, as far as it knows."""
+        return self.link.health() not in (Health.STALLED, Health.ENDED)
 
     def ready(self) -> bool:
         """Whether new requests are served."""
-        return self._model is not None and self.live() and not self.admission.draining
+        return self.loaded() and not self.admission.draining
 
     def loaded(self) -> bool:
         """Whether the engine answers, draining or not."""
-        return self._model is not None and self.live()
+        return self.health() is Health.SERVING
 
     def scrape(self) -> bytes:
         """The metrics page."""
@@ -118,7 +132,9 @@ class Service:
 
     def interrupt(self) -> None:
         """Ends the requests that are still running."""
-        self.admission.interrupt(UnavailableError("The server is shutting down."))
+        error = UnavailableError("The server is shutting down.")
+        self.admission.interrupt(error)
+        self.link.interrupt(error)
 
     async def answer(self, job: Job, ticket: Ticket) -> Answer:
         """Submits a job; raises before anything was sent to the client."""

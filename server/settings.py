@@ -104,7 +104,7 @@ class Settings(BaseModel):
         1.0, ge=0, le=60, description="Seconds before a restart, doubled for each further one in a row, at most 60."
     )
     engine_restart_reset: float = Field(
-        600.0, ge=0, le=86400, description="Seconds an engine must serve for earlier restarts to be forgotten."
+        600.0, gt=0, le=86400, description="Seconds an engine must serve for earlier restarts to be forgotten."
     )
     engine_start_timeout: float = Field(
         1800.0, gt=0, le=86400, description="Seconds an engine may take until it is ready."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Iterator
 
 import uvicorn
@@ -11,8 +12,12 @@ import uvloop
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from server.logs import event
+from server.settings import Settings
+
 KEEP_ALIVE_SECONDS = 75
 HEAD_SECONDS = 30.0
+WRITE_BUFFER_BYTES = 64 * 1024
 MAX_HEAD_BYTES = 128 * 1024
 HEAD_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
@@ -21,6 +26,7 @@ HEAD_TOO_LARGE_BODY = (
     b'{"error":{"message":"The request headers are too large.","type":"invalid_request_error","param":null,'
     b'"code":"request_headers_too_large"}}'
 )
+_log = logging.getLogger(__name__)
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
@@ -30,8 +36,14 @@ def event_loop() -> asyncio.AbstractEventLoop:
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Counts the bytes and the seconds of a request's head while it is incomplete; gives up on one without end."""
+    """Gives up on a client that sends a head without end, or that does not read what it is sent.
 
+    A response waits while `WRITE_BUFFER_BYTES` of it are unread, and goes on when a quarter of them is left. That may
+    take `write_timeout` seconds; then the connection is cut, and what was computed for it is taken back.
+    """
+
+    write_timeout: float
+    _write_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _in_head = True
     _head_timer: asyncio.TimerHandle | None = None
@@ -67,8 +79,33 @@ class BoundedHttp(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """The buffer gets its bounds. What is left in it when a response is complete is the kernel's to time out."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(WRITE_BUFFER_BYTES, WRITE_BUFFER_BYTES // 4)
+
+    def pause_writing(self) -> None:
+        """The buffer is full."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self.write_timeout, self._write_is_late)
+
+    def resume_writing(self) -> None:
+        """There is room again."""
+        self._write_is_done()
+        super().resume_writing()
+
+    def _write_is_late(self) -> None:
+        event(_log, logging.WARNING, "client stopped reading", seconds=self.write_timeout)
+        self.transport.abort()
+
+    def _write_is_done(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
     def connection_lost(self, exc: Exception | None) -> None:
-        """No head will come."""
+        """No head will come, and nothing is read any more."""
+        self._write_is_done()
         self._head_is_done()
         super().connection_lost(exc)
 
@@ -98,11 +135,15 @@ class WebServer(uvicorn.Server):
         yield
 
 
-def web_server(app: FastAPI) -> WebServer:
+def web_server(app: FastAPI, limits: Settings) -> WebServer:
     """The server for an application; it is told its sockets when it starts."""
+
+    class Http(BoundedHttp):
+        write_timeout = limits.write_timeout
+
     config = uvicorn.Config(
         app,
-        http=BoundedHttp,
+        http=Http,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -9,6 +9,7 @@ import pytest
 from server.prompt import PromptEncoder
 from server.settings import embedded_model_dir
 from server.tokenizer import TextTokenizer
+from tests.server.command import Command
 from tests.server.live import LiveServer, live
 
 # A busy machine is not a failure; a test that hangs meets pytest's own timeout.
@@ -36,6 +37,16 @@ def shared() -> Iterator[LiveServer]:
     """A server for tests that leave no trace in it."""
     with live() as server:
         yield server
+
+
+@pytest.fixture
+def commands() -> Iterator[list[Command]]:
+    made: list[Command] = []
+    yield made
+    for command in made:
+        if command.process.poll() is None:
+            command.process.kill()
+        command.process.communicate()
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ class LiveServer:
         self._loop = asyncio.get_running_loop()
         self.service = Service(self.settings, InlineLink(self.engine))
         await self.service.start()
-        self._server = web_server(create_app(self.service))
+        self._server = web_server(create_app(self.service), self.settings)
         self._ready.set()
         await self._server.serve(sockets=[self.listener])
         await self.service.link.close()

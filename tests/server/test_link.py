@@ -25,9 +25,11 @@ from runtime.api import (
     RequestError,
     SamplingParams,
 )
+from server.engine_process import worker_command
 from server.inline_link import InlineLink
-from server.link import EngineGoneError, EngineLink, Inbox, StartError, UnavailableError, refusal
-from server.process_link import ProcessLink, worker_command
+from server.link import EngineGoneError, EngineLink, Health, Inbox, StartError, UnavailableError, refusal
+from server.process_link import ProcessLink
+from server.restarts import Restarts
 from tests.server.live import PATIENCE
 from tests.support.fake_engine import EOS, FakeEngine
 
@@ -38,11 +40,12 @@ def request(name: str = "a", prompt: tuple[int, ...] = (5, 6, 7), **sampling: An
     return Request(id=name, prompt=prompt, sampling=SamplingParams(**{"max_tokens": 50} | sampling))
 
 
-def process_link(mode: str, **options: Any) -> ProcessLink:
+def process_link(mode: str, *, restarts: int = 0, **options: Any) -> ProcessLink:
     def command(fd: int) -> list[str]:
         return [sys.executable, "-m", "tests.server.fake_worker", str(fd), mode]
 
-    return ProcessLink(EngineConfig(model_dir="x", max_queued_requests=2), command=command, **options)
+    config = EngineConfig(model_dir="x", max_queued_requests=2)
+    return ProcessLink(config, restarts=Restarts(restarts, 0.01, 600.0), command=command, **options)
 
 
 def run(make: Callable[[], EngineLink], scenario: Scenario) -> None:
@@ -93,16 +96,16 @@ def test_generation(make: Callable[[], EngineLink]) -> None:
         assert last == deltas[-1:]
         assert link.open_requests() == 0
         assert link.stats().tokens_emitted == 4
-        assert link.failure() is None
-        assert link.heartbeat_age() < PATIENCE
+        assert link.health() is Health.SERVING
+        assert link.silence() < PATIENCE
 
     run(make, scenario)
 
 
 def test_an_idle_engine_is_heard(make: Callable[[], EngineLink]) -> None:
     async def scenario(link: EngineLink) -> None:
-        await until(lambda: link.heartbeat_age() > 0.1)
-        await until(lambda: link.heartbeat_age() < 0.1)
+        await until(lambda: link.silence() > 0.1)
+        await until(lambda: link.silence() < 0.1)
 
     run(make, scenario)
 
@@ -185,8 +188,8 @@ def test_a_dying_engine_fails_those_who_wait() -> None:
     async def scenario(link: EngineLink) -> None:
         with pytest.raises(EngineGoneError):
             await link.submit(request(), Inbox())
-        assert link.failure() is not None
         assert link.open_requests() == 0
+        await until(lambda: link.health() is Health.ENDED)
 
     run(lambda: process_link("die"), scenario)
 
@@ -206,17 +209,30 @@ def test_a_killed_engine_fails_those_who_read() -> None:
     run(lambda: process_link("hold"), scenario)
 
 
-@pytest.mark.parametrize("how", ["stopped", "endless step"])
-def test_a_silent_engine_is_dead_after_the_stall_limit(how: str) -> None:
+def test_interrupted_submissions_end_and_accepted_ones_go_on(make: Callable[[], EngineLink]) -> None:
+    async def scenario(link: EngineLink) -> None:
+        inbox = Inbox()
+        await link.submit(request(), inbox)
+        link.interrupt(UnavailableError("The server is shutting down."))
+        with pytest.raises(UnavailableError, match="shutting down"):
+            await link.submit(request("b"), Inbox())
+        assert (await collect(inbox))[-1].finish is FinishReason.STOP
+        assert link.health() is Health.SERVING
+
+    run(make, scenario)
+
+
+def test_interrupted_submissions_do_not_wait_for_a_silent_engine() -> None:
     async def scenario(link: EngineLink) -> None:
         assert isinstance(link, ProcessLink)
-        if how == "stopped":
-            os.kill(link.pid, signal.SIGSTOP)
-        with pytest.raises(EngineGoneError, match="no progress"):
-            await link.submit(request(), Inbox())
-        assert link.failure() is not None
+        os.kill(link.pid, signal.SIGSTOP)
+        waiting = asyncio.create_task(link.submit(request(), Inbox()))
+        await until(lambda: link.open_requests() == 1)
+        link.interrupt(UnavailableError("The server is shutting down."))
+        with pytest.raises(UnavailableError, match="shutting down"):
+            await waiting
 
-    run(lambda: process_link("silent", stall_timeout=0.8), scenario)
+    run(lambda: process_link("ok"), scenario)
 
 
 def test_a_crash_in_process_ends_everything() -> None:

@@ -6,69 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from server.__main__ import COMMANDS, main
+from tests.server.command import ROOT, Command, start, stream
 from tests.server.live import COMPLETIONS, PATIENCE, parse_sse, wait_until
-
-ROOT = Path(__file__).parents[2]
-
-
-class Command:
-    """`lockstep serve` with a scripted engine, as a process."""
-
-    def __init__(self, mode: str, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.server.fake_serve", mode, "--port", "0", *arguments],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.lines: list[str] = []
-        self.url = ""
-
-    def ready(self) -> Command:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
-            if "ready in" in line:
-                self.url = next(word for word in line.split() if word.startswith("http://"))
-                return self
-        raise AssertionError(self.end())
-
-    def wait_for(self, text: str) -> None:
-        assert self.process.stdout is not None
-        while text not in (line := self.process.stdout.readline()):
-            assert line, "ended before it said so"
-
-    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
-        self.process.send_signal(number)
-
-    def end(self) -> tuple[int, str]:
-        _, errors = self.process.communicate(timeout=PATIENCE)
-        return self.process.returncode, errors
-
-
-@pytest.fixture
-def commands() -> Iterator[list[Command]]:
-    made: list[Command] = []
-    yield made
-    for command in made:
-        if command.process.poll() is None:
-            command.process.kill()
-        command.process.communicate()
-
-
-def start(commands: list[Command], mode: str, *arguments: str) -> Command:
-    commands.append(Command(mode, *arguments))
-    return commands[-1]
 
 
 def test_one_start_line_then_service_then_a_clean_end(commands: list[Command]) -> None:
@@ -105,18 +49,6 @@ def test_sigterm_while_loading(commands: list[Command]) -> None:
     command.wait_for("lockstep: load 50%")
     command.signal()
     assert command.end()[0] == 0
-
-
-def stream(url: str, into: list[str], **fields: Any) -> threading.Thread:
-    def read() -> None:
-        body = {"prompt": [5] * 40, "stream": True, "max_tokens": 30} | fields
-        with httpx.stream("POST", url + COMPLETIONS, json=body, timeout=PATIENCE) as response:
-            for text in response.iter_text():
-                into.append(text)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    return thread
 
 
 def test_sigterm_lets_streams_finish_and_refuses_new_requests(commands: list[Command]) -> None:
@@ -178,14 +110,6 @@ def test_streams_are_cut_after_the_drain_timeout(commands: list[Command]) -> Non
     assert command.end()[0] == 0
     assert "".join(received).endswith("data: [DONE]\n\n")
     assert "server_is_overloaded" in "".join(received)
-
-
-def test_a_dead_engine_makes_the_server_not_live(commands: list[Command]) -> None:
-    command = start(commands, "die").ready()
-    assert httpx.post(command.url + COMPLETIONS, json={"prompt": "x"}, timeout=PATIENCE).status_code == 503
-    assert httpx.get(command.url + "/live", timeout=PATIENCE).status_code == 503
-    command.signal()
-    assert command.end()[0] == 0
 
 
 def test_a_port_in_use_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
