@@ -202,8 +202,8 @@ CAPACITY = (
         wait="15m",
         severity="warning",
         summary="Cached prompts are computed again for lack of a state checkpoint",
-        description=f"{WHOLE}: {{{{ $value | humanizePercentage }}}} of the tokens whose KV was cached were "
-        "computed again.",
+        description=f"{WHOLE}: {{{{ $value | humanizePercentage }}}} of the tokens whose KV was cached were computed "
+        "again.",
         board="lockstep-state",
         fires=Case(
             {

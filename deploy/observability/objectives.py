@@ -36,14 +36,14 @@ def budget(objective: Objective) -> Panel:
     return Panel(
         title=f"{objective.title}: budget left",
         kind="stat",
-        queries=[Query(f"1 - ({objective.bad_ratio(BOARD, PERIOD, by='')}) / {objective.budget:g}")],
+        queries=[Query(f"clamp_min(1 - ({objective.bad_ratio(BOARD, PERIOD, by='')}) / {objective.budget:g}, -1)")],
         unit="percentunit",
         decimals=0,
         minimum=None,
         thresholds=((None, "red"), (0.0, "orange"), (0.25, "green")),
         instant=True,
         why=f"Of the {objective.budget:.4g} of all events that may be bad in {PERIOD}, the share not yet used up. "
-        "Below 0 the objective is missed.",
+        "Below 0 the objective is missed; -100 % is twice the budget, or more.",
         width=4,
         height=4,
     )
@@ -63,8 +63,7 @@ def burn(objective: Objective) -> Panel:
         thresholds=((None, "green"), (1.0, "orange"), (6.0, "red")),
         lines=True,
         why=f"1 uses up the budget in exactly {PERIOD}. The fast alert fires at 14.4 over one hour or 6 over six "
-        "hours, "
-        "the slow one at 3 over a day or 1 over three.",
+        "hours, the slow one at 3 over a day or 1 over three.",
         height=6,
     )
 

@@ -54,8 +54,8 @@ NOW = Section(
             thresholds=ZERO_IS_GOOD,
             instant=True,
             background=True,
-            why="Missing state commits, audits that found another state, and rows with NaN, in the time shown. "
-            "Must be 0; if not, open Hybrid state.",
+            why="Missing state commits, audits that found another state, and rows with NaN, in the time shown. Must "
+            "be 0; if not, open Hybrid state.",
             width=3,
             height=4,
         ),
@@ -120,8 +120,7 @@ NOW = Section(
             maximum=1.0,
             thresholds=FILLING,
             why="A request needs KV blocks and a state slot: the fuller pool of the fullest replica limits. The "
-            "gateway "
-            "routes by the same number.",
+            "gateway routes by the same number.",
             width=3,
             height=4,
         ),
@@ -146,8 +145,7 @@ TRAFFIC = Section(
             unit="reqps",
             stack=True,
             why="By reason. `queue_full` asks for more replicas; `draining` and `unavailable` after a rollout are "
-            "normal "
-            "for seconds; the others are the client's.",
+            "normal for seconds; the others are the client's.",
         ),
         Panel(
             title="HTTP answers",
@@ -155,8 +153,8 @@ TRAFFIC = Section(
             queries=[Query(BOARD.rate("http_requests_total", "code", GENERATE) + " > 0", "{{code}}")],
             unit="reqps",
             stack=True,
-            why="Answers of the generating routes by status. A stream that breaks off later was a 200: see Generations "
-            "ended.",
+            why="Answers of the generating routes by status. A stream that breaks off later was a 200: see "
+            "Generations ended.",
         ),
         Panel(
             title="Tokens",
@@ -219,8 +217,7 @@ LATENCY = Section(
             unit="s",
             stack=True,
             why="Means of finished requests. Queue: more replicas or a larger pool. Prompt: long prompts, or cache "
-            "hits "
-            "that are missing. Generation: long answers, large batches, drafts that are rejected.",
+            "hits that are missing. Generation: long answers, large batches, drafts that are rejected.",
         ),
         Panel(
             title="First token, all requests",

@@ -37,8 +37,8 @@ REPLICAS = Section(
             queries=[Query(BOARD.increase("engine_restarts_total", "pod, reason"), "{{pod}} {{reason}}")],
             unit="short",
             bars=True,
-            why="The server starts a new engine process when the old one ended or stalled; requests in flight got "
-            "an error.",
+            why="The server starts a new engine process when the old one ended or stalled; requests in flight got an "
+            "error.",
             width=12,
             height=6,
         ),
@@ -77,7 +77,7 @@ REPLICAS = Section(
             decimals=2,
             why="One line per replica: the odd one out is the one to look at.",
             width=24,
-            height=7,
+            height=6,
         ),
         Panel(
             title="What runs",
@@ -108,7 +108,7 @@ REPLICAS = Section(
             ),
             why="Versions and resolved choices of every replica. They should be the same.",
             width=24,
-            height=5,
+            height=4,
         ),
         Panel(
             title="CPU of the server process",

@@ -17,7 +17,8 @@ QUEUE = Section(
             unit="short",
             stack=True,
             why="By what they wait for. `capacity_seqs`: --max-num-seqs is reached. `capacity_kv`: no KV blocks. "
-            "`capacity_state`: no state slot. `deferred`: held back for a moment, not for want of room.",
+            "`capacity_state`: no state slot. `deferred`: the step has no tokens to spare (--max-num-batched-tokens).",
+            width=6,
         ),
         Panel(
             title="Waiting prompt tokens",
@@ -26,6 +27,7 @@ QUEUE = Section(
             unit="suffix: tok",
             why="The work that waits, by replica: ten long prompts are more than a hundred short ones. Bounded by "
             "--max-queued-tokens.",
+            width=6,
         ),
         Panel(
             title="Running",
@@ -33,6 +35,7 @@ QUEUE = Section(
             queries=[Query(BOARD.gauge("requests_running", "pod"), "{{pod}}")],
             unit="short",
             why="Generations in the batches, by replica.",
+            width=6,
         ),
         Panel(
             title="Time in the queue",
@@ -40,6 +43,7 @@ QUEUE = Section(
             queries=quantiles("request_queue_seconds"),
             unit="s",
             why="From submission until first scheduled, of requests that ended.",
+            width=6,
         ),
         Panel(
             title="Preemptions",
@@ -91,8 +95,7 @@ STEPS = Section(
             queries=quantiles("scheduler_step_duration_seconds"),
             unit="s",
             why="One step, from planning to settled: the least time between two emissions. Long steps are prompt "
-            "chunks "
-            "(--max-num-batched-tokens) or large batches.",
+            "chunks (--max-num-batched-tokens) or large batches.",
         ),
         Panel(
             title="Where the engine's time goes",
@@ -140,9 +143,8 @@ STEPS = Section(
             kind="timeseries",
             queries=[Query(BOARD.rate("scheduler_settle_waits_total"), "rows")],
             unit="ops",
-            why="Rows not planned because the step before had not settled (--settle-lag 1 with a proposer that "
-            "needs the "
-            "host's tokens).",
+            why="Rows not planned because the step before had not settled (--settle-lag 1 with a proposer that needs "
+            "the host's tokens).",
         ),
         Panel(
             title="Engine output",
@@ -178,9 +180,8 @@ MEMORY = Section(
             maximum=1.0,
             thresholds=FILLING,
             lines=True,
-            why="Of the fullest replica. A hybrid model needs both: many short requests use up state slots, few "
-            "long ones "
-            "KV blocks.",
+            why="Of the fullest replica. A hybrid model needs both: many short requests use up state slots, few long "
+            "ones KV blocks.",
         ),
         Panel(
             title="KV blocks",
@@ -204,8 +205,8 @@ MEMORY = Section(
             queries=[Query(BOARD.gauge("memory_bytes", "kind"), "{{kind}}")],
             unit="bytes",
             stack=True,
-            why="What the engine allocated at start. `candidates`: states of drafted tokens until the commit. `draft`: "
-            "the drafter's own store.",
+            why="What the engine allocated at start. `candidates`: states of drafted tokens until the commit. "
+            "`draft`: the drafter's own store.",
         ),
         Panel(
             title="Cached KV blocks given up",

@@ -78,8 +78,7 @@ NOW = Section(
             decimals=2,
             thresholds=((None, "red"), (1.0, "green")),
             why="Tokens per verification, divided by what drafting adds to a step. Reached when verifying costs as "
-            "much "
-            "as plain decoding; below 1 speculation certainly loses.",
+            "much as plain decoding; below 1 speculation certainly loses.",
             width=4,
             height=4,
         ),
@@ -117,9 +116,8 @@ ACCEPTANCE = Section(
             queries=[Query(length(BOARD, "method"), "{{method}}")],
             unit="short",
             minimum=1.0,
-            why="By method. A fall without a new release: other prompts, higher temperature, or a drafter whose "
-            "state is "
-            "wrong (Hybrid state shows audits).",
+            why="By method. A fall without a new release: other prompts, higher temperature, or a drafter whose state "
+            "is wrong (Hybrid state shows audits).",
         ),
         Panel(
             title="Accepted, by position",
@@ -128,8 +126,7 @@ ACCEPTANCE = Section(
             unit="percentunit",
             maximum=1.0,
             why="Of the tokens drafted at a position (0 first), the share accepted. Falls from left to right; where "
-            "it is "
-            "low, a smaller k pays.",
+            "it is low, a smaller k pays.",
         ),
         Panel(
             title="Accepted, by position, in the time shown",
@@ -153,8 +150,7 @@ ACCEPTANCE = Section(
             queries=[Query(BOARD.increase("spec_accepted_length", "le", part="_bucket"), "{{le}}")],
             unit="short",
             why="Verifications by how many drafted tokens they accepted. Weight at both ends: some text drafts well "
-            "and "
-            "some not at all, and a draft length per request would help.",
+            "and some not at all, and a draft length per request would help.",
         ),
         Panel(
             title="Drafted tokens",
@@ -226,8 +222,7 @@ COST = Section(
             ],
             unit="s",
             why="A verification emits several tokens at once. The gap is the pause a reader sees; per token it is "
-            "shared "
-            "by the tokens that follow it.",
+            "shared by the tokens that follow it.",
         ),
         Panel(
             title="Drafter failures",

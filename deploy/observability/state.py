@@ -59,8 +59,7 @@ ZERO = Section(
             instant=True,
             thresholds=((None, "orange"), (1.0, "green")),
             why="States that were recomputed and found right, in the time shown. 0: audits are off "
-            "(--audit-interval), or "
-            "there is no traffic, and nobody checks.",
+            "(--audit-interval), or there is no traffic, and nobody checks.",
             width=4,
             height=4,
         ),
@@ -71,8 +70,7 @@ ZERO = Section(
             unit="sci",
             thresholds=((None, "green"), (1e-4, "orange"), (1e-3, "red")),
             why="Of any audit since start, relative to the largest value of its tensor. Rounding is about 1e-6; at "
-            "1e-3 "
-            "a float32 audit fails.",
+            "1e-3 a float32 audit fails.",
             width=5,
             height=4,
         ),
@@ -99,8 +97,8 @@ COMMITS = Section(
                 Query(BOARD.rate("spec_drafts_total"), "the scheduler: drafts judged"),
             ],
             unit="ops",
-            why="The lines lie on each other but for requests that were taken back meanwhile. A gap that lasts: a path "
-            "does not commit.",
+            why="The lines lie on each other but for requests that were taken back meanwhile. A gap that lasts: a "
+            "path does not commit.",
         ),
         Panel(
             title="Rows committed, by kind",
@@ -251,8 +249,8 @@ PREFIX = Section(
             queries=[Query(BOARD.rate("state_checkpoints_written_total", "trigger"), "{{trigger}}")],
             unit="ops",
             stack=True,
-            why="By occasion: end of the prompt, every interval, where requests were seen to part, end of the request, "
-            "preemption.",
+            why="By occasion: end of the prompt, every interval, where requests were seen to part, end of the "
+            "request, preemption.",
         ),
         Panel(
             title="Checkpoints given up",

@@ -13,7 +13,7 @@ import httpx
 
 SHARED = "You are the keeper of the harbour log. " * 12
 TOPICS = ("a fox named Rimo", "the pink bell", "a red box", "the river", "Rita the mouse", "an old rock", "seven boats")
-BURST = 40
+BURST = 26
 
 
 class Load:
@@ -41,13 +41,17 @@ class Load:
     async def _read(self, client: httpx.AsyncClient) -> None:
         """A reader who asks again and again, in a different way each time."""
         while not self._over:
-            kind = self._random.choice(("stream", "stream", "whole", "leave", "plain", "long"))
+            kind = self._random.choice(("stream", "stream", "whole", "leave", "plain", "long", "short"))
             if kind == "stream":
                 await self._stream(client, self._chat(stream=True))
             elif kind == "leave":
                 await self._stream(client, self._chat(stream=True, ignore_eos=True), leave_after=3)
             elif kind == "whole":
                 await self._post(client, "/v1/chat/completions", self._chat(n=self._random.choice((1, 2))))
+            elif kind == "short":
+                word = self._random.choice(("Zyxqw", "Flarn", "90210"))
+                body = {"messages": [{"role": "user", "content": f"Repeat after me: {word}"}], "temperature": 0}
+                await self._post(client, "/v1/chat/completions", body)
             elif kind == "plain":
                 prompt = [self._random.randrange(300, 1200) for _ in range(self._random.choice((1, 20, 90)))]
                 body = {"prompt": prompt, "max_tokens": 30, "ignore_eos": True, "speculation": {"num_drafts": 0}}

@@ -77,50 +77,48 @@ class Sheet:
         self._panels = [panel for panel in panels if panel["type"] != "row"]
         self._rows = [panel for panel in panels if panel["type"] == "row"]
         bottom = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
-        self._width = 24 * COLUMN
-        self._height = bottom * ROW + 0.7
-        self.figure = Figure(figsize=(self._width, self._height), facecolor=BACK)
+        self.width = 24 * COLUMN
+        self.height = bottom * ROW + 0.7
+        self.figure = Figure(figsize=(self.width, self.height), facecolor=BACK)
         self.figure.text(
-            0.2 / self._width, 1 - 0.42 / self._height, dashboard["title"], color=TEXT, size=15, weight="bold"
+            0.2 / self.width, 1 - 0.42 / self.height, dashboard["title"], color=TEXT, size=15, weight="bold"
         )
 
     def _place(self, at: Json) -> tuple[float, float, float, float]:
         """left, bottom, width, height of a grid box, in inches."""
-        return at["x"] * COLUMN, self._height - 0.7 - (at["y"] + at["h"]) * ROW, at["w"] * COLUMN, at["h"] * ROW
+        return at["x"] * COLUMN, self.height - 0.7 - (at["y"] + at["h"]) * ROW, at["w"] * COLUMN, at["h"] * ROW
 
-    def _axes(self, box: tuple[float, float, float, float]) -> Axes:
+    def axes(self, box: tuple[float, float, float, float]) -> Axes:
         left, bottom, width, height = box
-        return self.figure.add_axes(
-            (left / self._width, bottom / self._height, width / self._width, height / self._height)
-        )
+        return self.figure.add_axes((left / self.width, bottom / self.height, width / self.width, height / self.height))
 
     def draw(self, path: Path) -> None:
         """Draws all of it and writes the file."""
         for row in self._rows:
             left, bottom, _, height = self._place(row["gridPos"])
             self.figure.text(
-                (left + 0.2) / self._width, (bottom + 0.3 * height) / self._height, row["title"], color=TEXT, size=12
+                (left + 0.2) / self.width, (bottom + 0.3 * height) / self.height, row["title"], color=TEXT, size=12
             )
         for panel in self._panels:
             left, bottom, width, height = self._place(panel["gridPos"])
-            card = self._axes((left + 0.05, bottom + 0.05, width - 0.1, height - 0.1))
+            card = self.axes((left + 0.05, bottom + 0.05, width - 0.1, height - 0.1))
             card.set_axis_off()
             card.set_xlim(0, 1)
             card.set_ylim(0, 1)
             answers = [(target, self._ask(target["expr"], bool(target["instant"]))) for target in panel["targets"]]
             color = CARD
             if panel["type"] == "stat" and panel["options"]["colorMode"] == "background":
-                color = self._color(panel, last(answers[0][1]))
+                color = self.color(panel, last(answers[0][1]))
             card.add_patch(FancyBboxPatch((0, 0), 1, 1, boxstyle="square,pad=0", color=color, transform=card.transAxes))
             self.figure.text(
-                (left + 0.15) / self._width, (bottom + height - 0.27) / self._height, panel["title"], color=TEXT, size=9
+                (left + 0.15) / self.width, (bottom + height - 0.27) / self.height, panel["title"], color=TEXT, size=9
             )
             inner = (left + 0.15, bottom + 0.12, width - 0.3, height - 0.5)
             DRAW[panel["type"]](self, panel, answers, inner)
-        self.figure.savefig(path, dpi=72, facecolor=BACK, pil_kwargs={"optimize": True})
+        self.figure.savefig(path, dpi=96, facecolor=BACK, pil_kwargs={"optimize": True})
         shrink(path)
 
-    def _color(self, panel: Json, value: float) -> str:
+    def color(self, panel: Json, value: float) -> str:
         chosen = "text"
         if not math.isnan(value):
             for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]:
@@ -128,11 +126,11 @@ class Sheet:
                     chosen = step["color"]
         return COLORS[chosen]
 
-    def _text(self, box: tuple[float, float, float, float], text: str, color: str, size: float) -> None:
+    def text(self, box: tuple[float, float, float, float], text: str, color: str, size: float) -> None:
         left, bottom, width, height = box
         self.figure.text(
-            (left + width / 2) / self._width,
-            (bottom + height / 2) / self._height,
+            (left + width / 2) / self.width,
+            (bottom + height / 2) / self.height,
             text,
             color=color,
             size=size,
@@ -167,12 +165,12 @@ def stat(sheet: Sheet, panel: Json, answers: Answers, box: Box) -> None:
     value = last(answers[0][1])
     defaults = panel["fieldConfig"]["defaults"]
     filled = panel["options"]["colorMode"] == "background"
-    color = "white" if filled else sheet._color(panel, value)
+    color = "white" if filled else sheet.color(panel, value)
     text = number(value, defaults["unit"], defaults.get("decimals"))
-    sheet._text(box, text, color, 20 if len(text) < 9 else 15)
+    sheet.text(box, text, color, 20 if len(text) < 9 else 15)
     if panel["options"]["graphMode"] == "area" and answers[0][1].series:
         left, bottom, width, height = box
-        axes = sheet._axes((left, bottom, width, height * 0.35))
+        axes = sheet.axes((left, bottom, width, height * 0.35))
         axes.set_axis_off()
         points = answers[0][1].series[0][1]
         xs, ys = [t for t, _ in points], [v for _, v in points]
@@ -185,12 +183,12 @@ def timeseries(sheet: Sheet, panel: Json, answers: Answers, box: Box) -> None:
     defaults, custom = panel["fieldConfig"]["defaults"], panel["fieldConfig"]["defaults"]["custom"]
     left, bottom, width, height = box
     shown = found[:12]
-    columns = max(1, int(width // 2.4))
+    columns = max(1, int(width // 1.5))
     space = 0.17 * math.ceil(len(shown) / columns) + 0.05
-    axes = sheet._axes((left + 0.55, bottom + space + 0.22, width - 0.6, height - space - 0.22))
+    axes = sheet.axes((left + 0.55, bottom + space + 0.22, width - 0.6, height - space - 0.22))
     style(axes, defaults["unit"])
     if not found:
-        sheet._text(box, "No traffic", FAINT, 11)
+        sheet.text(box, "No traffic", FAINT, 11)
         return
     start = min(t for _, points in found for t, _ in points)
     stacked = custom["stacking"]["mode"] == "normal"
@@ -206,9 +204,11 @@ def timeseries(sheet: Sheet, panel: Json, answers: Answers, box: Box) -> None:
         axes.plot(xs, ys, color=color, lw=1.2)
     if custom["scaleDistribution"]["type"] == "log":
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: number(value, defaults["unit"]))
     else:
         low, high = axes.get_ylim()
-        axes.set_ylim(defaults.get("min", low), max(high, defaults.get("min", low) + 1e-9))
+        flat = all(value == 0 for _, points in shown for _, value in points)
+        axes.set_ylim(defaults.get("min", low), 1.0 if flat else high)
     if custom["thresholdsStyle"]["mode"] == "dashed":
         for step in defaults["thresholds"]["steps"]:
             if step["value"] is not None and step["value"] <= axes.get_ylim()[1]:
@@ -217,8 +217,8 @@ def timeseries(sheet: Sheet, panel: Json, answers: Answers, box: Box) -> None:
         values = [value for _, value in points if not math.isnan(value)]
         text = f"{name}  {number(values[-1] if values else math.nan, defaults['unit'], defaults.get('decimals'))}"
         sheet.figure.text(
-            (left + 0.02 + (i % columns) * width / columns) / sheet._width,
-            (bottom + space - 0.17 * (1 + i // columns)) / sheet._height,
+            (left + 0.02 + (i % columns) * width / columns) / sheet.width,
+            (bottom + space - 0.17 * (1 + i // columns)) / sheet.height,
             "▬ " + text[: int(width / columns * 13)],
             color=PALETTE[i % len(PALETTE)],
             size=7,
@@ -240,12 +240,12 @@ def bargauge(sheet: Sheet, panel: Json, answers: Answers, box: Box) -> None:
     found = [(name, points[-1][1]) for name, points in lines(answers)]
     defaults = panel["fieldConfig"]["defaults"]
     left, bottom, width, height = box
-    axes = sheet._axes((left + 0.75, bottom + 0.05, width - 1.5, height - 0.1))
+    axes = sheet.axes((left + 0.75, bottom + 0.05, width - 1.5, height - 0.1))
     axes.set_facecolor(CARD)
     most = defaults.get("max") or max((value for _, value in found), default=1.0) or 1.0
     for i, (name, value) in enumerate(found):
         axes.barh(i, most, color=GRID, height=0.7)
-        axes.barh(i, value, color=sheet._color(panel, value), height=0.7)
+        axes.barh(i, value, color=sheet.color(panel, value), height=0.7)
         axes.text(-0.02 * most, i, name, color=TEXT, size=8, ha="right", va="center")
         axes.text(
             1.02 * most, i, number(value, defaults["unit"], defaults.get("decimals")), color=TEXT, size=8, va="center"
@@ -258,7 +258,7 @@ def bargauge(sheet: Sheet, panel: Json, answers: Answers, box: Box) -> None:
 def heatmap(sheet: Sheet, panel: Json, answers: Answers, box: Box) -> None:
     found = dict(lines(answers))
     left, bottom, width, height = box
-    axes = sheet._axes((left + 0.55, bottom + 0.22, width - 0.6, height - 0.22))
+    axes = sheet.axes((left + 0.55, bottom + 0.22, width - 0.6, height - 0.22))
     style(axes, panel["fieldConfig"]["defaults"]["unit"])
     bounds = sorted(found, key=float)
     times = sorted({t for points in found.values() for t, _ in points})
@@ -305,17 +305,17 @@ def table(sheet: Sheet, panel: Json, answers: Answers, box: Box) -> None:
     left, bottom, width, height = box
     titles = list(order.items())
     for column, (field, title) in enumerate(titles):
-        x = (left + column * width / len(titles)) / sheet._width
-        sheet.figure.text(x, (bottom + height - 0.25) / sheet._height, title, color=FAINT, size=8, weight="bold")
+        x = (left + column * width / len(titles)) / sheet.width
+        sheet.figure.text(x, (bottom + height - 0.25) / sheet.height, title, color=FAINT, size=8, weight="bold")
         for i, row in enumerate(merged.values()):
             value = textwrap.shorten(row.get(field, ""), int(width / len(titles) * 12), placeholder="…")
-            sheet.figure.text(x, (bottom + height - 0.55 - 0.25 * i) / sheet._height, value, color=TEXT, size=8)
+            sheet.figure.text(x, (bottom + height - 0.55 - 0.25 * i) / sheet.height, value, color=TEXT, size=8)
 
 
 def state_timeline(sheet: Sheet, panel: Json, answers: Answers, box: Box) -> None:
     mappings = panel["fieldConfig"]["defaults"]["mappings"][-1]["options"]
     left, bottom, width, height = box
-    axes = sheet._axes((left + 0.75, bottom + 0.3, width - 0.8, height - 0.35))
+    axes = sheet.axes((left + 0.75, bottom + 0.3, width - 0.8, height - 0.35))
     style(axes, "short")
     found = lines(answers)
     for i, (_, points) in enumerate(found):

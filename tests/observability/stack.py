@@ -137,7 +137,7 @@ class Observed:
         """What Grafana would put in: everything, at this scrape interval."""
         jobs = "|".join(self.prometheus.get("label/job/values", **{"match[]": "lockstep_engine_up"}))
         return {
-            "$__rate_interval": "10s",
+            "$__rate_interval": "15s",
             "$__interval": "5s",
             "$__range": f"{math.ceil(self.end - self.start)}s",
             "$job": jobs,
