@@ -259,9 +259,17 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
+def refuse_groups(environment: Mapping[str, str]) -> None:
+    """Raises ConfigError inside a process group of several, which a launcher announces by WORLD_SIZE."""
+    size = environment.get("WORLD_SIZE", "")
+    if size not in ("", "1"):
+        raise ConfigError(f"WORLD_SIZE is {size[:16]}, but this version computes a replica in one process on one host.")
+
+
 def load(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     """Flags over environment over defaults. Raises ConfigError with one sentence; `--help` exits."""
     flags = vars(parser().parse_args(list(arguments)))
+    refuse_groups(environment)
     try:
         return Settings.model_validate(from_environment(environment) | flags)
     except ValidationError as error:

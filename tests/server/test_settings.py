@@ -120,3 +120,14 @@ def test_the_engine_process_finds_the_runtime_and_no_keys() -> None:
     assert module.worker_environment({"OMP_WAIT_POLICY": "ACTIVE"})["OMP_WAIT_POLICY"] == "ACTIVE"
     root = str(Path(module.__file__).parents[1])
     assert inherited["PYTHONPATH"].split(":") == [root, "/x"]
+
+
+@pytest.mark.parametrize("size", ["", "1"])
+def test_a_group_of_one_is_no_group(size: str) -> None:
+    assert module.load([], {"WORLD_SIZE": size}) == module.load([], {})
+
+
+@pytest.mark.parametrize("size", ["0", "2", "many"])
+def test_a_group_of_several_is_refused(size: str) -> None:
+    with pytest.raises(ConfigError, match=f"WORLD_SIZE is {size}, but"):
+        module.load([], {"WORLD_SIZE": size})
