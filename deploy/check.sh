@@ -8,14 +8,15 @@ cd "$(dirname "$0")/.."
 venv=${VENV:-.venv}
 python=${PYTHON:-python3}
 work=${WORK_DIR:-build/deploy-check}
-mkdir -p "$work/objects"
+mkdir -p "$work"
 
-"$venv/bin/python" -m tests.deploy.write "$work/objects"
+"$venv/bin/python" -m tests.deploy.write "$work"
 
 echo "== schemas of custom resources (npm)"
 npm --prefix "$work" install --silent --no-audit --no-fund --no-save \
-    @kubernetes-models/keda@2 @kubernetes-models/prometheus-operator@6 @kubernetes-models/gateway-api@2 js-yaml@4
-NODE_PATH="$work/node_modules" node deploy/models.cjs "$work/objects"
+    @kubernetes-models/keda@2 @kubernetes-models/prometheus-operator@6 @kubernetes-models/gateway-api@2
+cp deploy/models.mjs "$work/"
+(cd "$work" && node models.mjs)
 
 echo "== checkov"
 [ -x "$work/checkov/bin/checkov" ] || {
@@ -24,7 +25,7 @@ echo "== checkov"
 }
 # Without this variable checkov asks its vendor's server for mappings and retries for long.
 export BC_SKIP_MAPPING=TRUE
-"$work/checkov/bin/checkov" --config-file deploy/checkov.yaml --framework kubernetes -d "$work/objects"
+"$work/checkov/bin/checkov" --config-file deploy/checkov.yaml --framework kubernetes -d "$work/yaml"
 "$work/checkov/bin/checkov" --config-file deploy/checkov.yaml --framework dockerfile -f Dockerfile
 
 if command -v shellcheck >/dev/null; then

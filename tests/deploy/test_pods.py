@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
+from runtime.api import ConfigError
 from server import fetch
 from server.__main__ import COMMANDS
 from server.settings import ENV_PREFIX, Settings
@@ -215,3 +216,13 @@ def test_a_group_is_a_process_group(all_pods: list[Pod]) -> None:
             "RANK": "$(LWS_WORKER_INDEX)",
         }
         assert group == (expected if pod.owner.startswith("LeaderWorkerSet/") else {})
+
+
+def test_a_group_of_hosts_is_for_a_later_version() -> None:
+    """The docs say so, and the program does: this fails when it is no longer true."""
+    (group,) = load(KUSTOMIZE / "components" / "multihost" / "leaderworkerset.yaml")
+    size = str(group["spec"]["leaderWorkerTemplate"]["size"])
+    for pod in pods([group]):
+        settings_of(pod)
+        with pytest.raises(ConfigError, match="WORLD_SIZE"):
+            load_settings(pod.main["args"][1:], image().environment | {"WORLD_SIZE": size})
