@@ -157,6 +157,7 @@ def make_job(
                     ),
                     num_drafts=num_drafts,
                     priority=fields.priority,
+                    cache_salt=fields.cache_salt or "",
                 )
             )
     return Job(

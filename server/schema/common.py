@@ -96,6 +96,7 @@ class SamplingFields(BaseModel):
     speculation: Speculation | None = None
     priority: int = Field(0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     timeout: float | None = Field(None, gt=0, le=MAX_TIMEOUT)
+    cache_salt: str | None = Field(None, min_length=1, max_length=256)
 
     # accepted, type-checked, without effect
     user: str | None = None

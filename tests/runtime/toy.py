@@ -15,6 +15,7 @@ from runtime.attention.registry import build_backend
 from runtime.state.ledger import Ledger
 from runtime.state.paged import KVShape, PagedStore
 from runtime.state.pool import StatePool, StateTxn
+from runtime.state.prefix import CacheSettings
 from runtime.state.recurrent import RecurrentShape, RecurrentStore
 
 WIDTH = 4
@@ -51,13 +52,23 @@ class Counting(Recurrence):
 
 
 def toy_pool(
-    prefill: str, decode: str, mode: str, *, num_slots: int, num_blocks: int, block_size: int, k_max: int
+    prefill: str,
+    decode: str,
+    mode: str,
+    *,
+    num_slots: int,
+    num_blocks: int,
+    block_size: int,
+    k_max: int,
+    cache: CacheSettings | None = None,
 ) -> StatePool:
     """A poisoned pool of that size."""
     kv = PagedStore({ATTENTION: KVShape(1, 1, 1)}, num_blocks, block_size, dtype=torch.float32, device=CPU)
-    recurrent = RecurrentStore({RECURRENT: RecurrentShape(1, WIDTH, 1, 1, 1, 1)}, num_slots, device=CPU)
+    num_checkpoints = 0 if cache is None else cache.num_checkpoints
+    shapes = {RECURRENT: RecurrentShape(1, WIDTH, 1, 1, 1, 1)}
+    recurrent = RecurrentStore(shapes, num_slots, device=CPU, num_checkpoints=num_checkpoints)
     backend = build_backend(prefill, decode, mode, kv=kv, recurrent=recurrent, max_fed=1 + k_max)
-    ledger = Ledger(num_blocks=num_blocks, block_size=block_size, num_slots=num_slots)
+    ledger = Ledger(num_blocks=num_blocks, block_size=block_size, num_slots=num_slots, cache=cache)
     return StatePool(
         ledger, kv, recurrent, backend, max_blocks=num_blocks, reserve_ahead=k_max, device=CPU, poison=float("nan")
     )

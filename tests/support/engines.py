@@ -80,12 +80,14 @@ class Story:
     error: str | None = None
     drafted: int = 0
     accepted: int = 0
+    cached: int = 0
 
     def add(self, delta: Delta) -> None:
         assert self.finish is None, "a delta after the last one"
         self.tokens += delta.tokens
         self.finish, self.error = delta.finish, delta.error
         self.drafted, self.accepted = delta.drafted, delta.accepted
+        self.cached = max(self.cached, delta.cached_tokens)
 
 
 def run(engine: Engine, requests: Iterable[Request], after_step: Callable[[], None] = lambda: None) -> dict[str, Story]:

@@ -133,7 +133,8 @@ class Watch:
         if self._steps % self._every:
             return
         for seq in self._engine.scheduler._running:
-            if seq.lease is not None and seq.lease.bound:
+            waits = seq.lease is None or (seq.lease.restore is not None and seq.lease.restore.pinned)
+            if seq.lease is not None and seq.lease.bound and not waits:
                 self._looks.setdefault(seq, []).append(look_at(self._engine.states, seq.lease))
 
     def check(self) -> None:
