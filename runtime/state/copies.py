@@ -47,6 +47,11 @@ class Copies:
             store.save(slots, rows)
         self.counts["checkpoint"] += len(rows)
 
+    def clear(self, blocks: Seq[int]) -> None:
+        """Nothing of what was in these blocks is left."""
+        for paged in self._paged:
+            paged.fill(list(blocks), 0.0)
+
     def do(self, move: Move) -> None:
         """One move that needs nothing of a slot's other data."""
         match move:

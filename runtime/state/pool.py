@@ -110,6 +110,7 @@ class StatePool:
         self._open: StateTxn | None = None
         self._left: list[int] = []
         self._unsettled: list[StateTxn] = []
+        self._spoilt: set[int] = set()  # serials of leases whose state is not finite
         self._serial = 0
 
     # --- the step ---------------------------------------------------------------------------------------------------
@@ -203,7 +204,9 @@ class StatePool:
         if any(row.lease.serial in mine for other in earlier for row in other.batch.rows):
             raise StateError("settle() out of order: an earlier step of the same lease is unsettled")
         self._unsettled.remove(txn)
-        for row, kept in zip(txn.batch.rows, outcome.kept, strict=True):
+        for row, kept, error in zip(txn.batch.rows, outcome.kept, outcome.errors, strict=True):
+            if error is not None and not row.lease.closed:
+                self._spoilt.add(row.lease.serial)
             self.ledger.settle(row.lease, row.num_fed, kept)
             if row.kind is RowKind.VERIFY and row.num_drafts > 0:
                 self.counts.full += kept == row.num_fed
@@ -285,6 +288,10 @@ class StatePool:
                     self.backend.forget(move.slot)
                     if self._poison is not None:
                         self.recurrent.fill([move.slot], self._poison)
+                    elif move.serial in self._spoilt:
+                        self.recurrent.fill([move.slot], 0.0)
+                        self.copies.clear(move.blocks)
+                self._spoilt.discard(move.serial)
             self.copies.do(move)
 
     def _keep_marked(self, batch: Batch) -> None:

@@ -299,7 +299,7 @@ def assert_empty(engine: Engine) -> None:
     assert scheduler._unsettled == 0
     assert states.is_sound()
     states._leave()
-    assert not (states._written or states._unsettled or ledger._leases or ledger._freed)
+    assert not (states._written or states._unsettled or ledger._leases or ledger._moves)
     assert (ledger.used_blocks, ledger.free_slots) == (0, ledger.total_slots)
     assert ledger.cache is None or not ledger.cache.num_claimed
     assert engine.stats().commits_missing == 0
