@@ -182,6 +182,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     Per-position lists are indexed by draft position (0-based) and have `MAX_DRAFTS` entries. Dictionaries are keyed by
     fixed names: `steps` by `STEP_KINDS`, `step_seconds` by `STEP_PHASES`, `commit_rows` by `ROW_KINDS`, `state_copies`
     by `STATE_COPIES`, `memory_bytes` by `MEMORY_KINDS`, `distributions` by `DISTRIBUTIONS`; what is missing is 0.
+    `registries`, by `REGISTRIES`, are the entries of tables that know requests; an idle engine must not have ever more.
     """
 
     # gauges
@@ -191,6 +192,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     waiting_kv: int = 0
     waiting_state: int = 0
     waiting_tokens: int = 0
+    registries: dict[str, int] = {}
     kv_blocks_used: int = 0
     kv_blocks_cached: int = 0
     kv_blocks_total: int = 0
@@ -255,6 +257,7 @@ CACHE_LOSSES = ("no_checkpoint", "evicted")
 STEP_PHASES = ("schedule", "prepare", "forward", "judge", "commit", "extend", "propose", "settle")
 ROW_KINDS = ("prefill", "decode", "verify")
 STATE_COPIES = ("commit", "fold", "checkpoint", "restore", "to_host", "from_host")
+REGISTRIES = ("requests", "leases", "tables", "sampling", "steps")
 MEMORY_KINDS = ("weights", "kv", "state", "candidates", "draft")
 DISTRIBUTIONS: dict[str, tuple[float, ...]] = {
     "step_tokens": tuple(float(2**e) for e in range(15)),

@@ -130,6 +130,11 @@ class Engine(EngineCore):
         """The current counters and gauges."""
         stats = EngineStats(distributions=self._observed.snapshot())
         self.scheduler.fill(stats)
+        stats.registries |= {
+            "tables": self.states.num_tables,
+            "sampling": len(self._bound),
+            "steps": len(self._flights),
+        }
         counts = self.states.counts
         stats.commits, stats.commits_missing, stats.aborted_steps = counts.commits, counts.missing, counts.aborted
         stats.commits_full, stats.commits_partial = counts.full, counts.partial

@@ -202,6 +202,7 @@ class Scheduler:
         else:
             stats.waiting_deferred = waiting
         stats.waiting_tokens = self._waiting.num_tokens
+        stats.registries |= {"requests": len(self._live), "leases": ledger.num_leases}
         stats.kv_blocks_used, stats.kv_blocks_total = ledger.used_blocks, ledger.total_blocks
         stats.state_slots_used, stats.state_slots_total = ledger.used_slots, ledger.total_slots
         self._counts.fill(stats)

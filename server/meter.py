@@ -138,6 +138,11 @@ class Meter:
         """A new engine process was started; `reason` is one of RESTART_REASONS."""
         self._count("engine_restarts_total", reason)
 
+    def registries(self, *, inside: int, submitted: int) -> None:
+        """HTTP requests being answered, and generations whose last delta has not come."""
+        self._gauges["server_registry_entries"][("inside",)].set(inside)
+        self._gauges["server_registry_entries"][("submitted",)].set(submitted)
+
     def draining(self) -> None:
         """The server is shutting down."""
         self._gauges["draining"][()].set(1)

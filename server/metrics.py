@@ -13,6 +13,7 @@ from runtime.api import (
     DISTRIBUTIONS,
     MAX_DRAFTS,
     MEMORY_KINDS,
+    REGISTRIES,
     ROW_KINDS,
     STATE_COPIES,
     STEP_KINDS,
@@ -96,6 +97,19 @@ TABLE: tuple[Row, ...] = (
         "gauge",
         "Prompt tokens of waiting generations.",
         source=one(lambda s: s.waiting_tokens),
+    ),
+    Row(
+        "engine_registry_entries",
+        "gauge",
+        "Entries of the engine's tables of requests.",
+        {"registry": REGISTRIES},
+        source=several(lambda s: s.registries, REGISTRIES),
+    ),
+    Row(
+        "server_registry_entries",
+        "gauge",
+        "Entries of this process's tables of requests.",
+        {"registry": ("inside", "submitted")},
     ),
     Row(
         "requests_stuck_total",

@@ -112,6 +112,7 @@ class Service:
     def scrape(self) -> bytes:
         """The metrics page."""
         self.meter.engine_up(self.loaded())
+        self.meter.registries(inside=len(self.admission), submitted=self.link.open_requests())
         return self.meter.text()
 
     def _load(self) -> Load:

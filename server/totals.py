@@ -18,6 +18,7 @@ GAUGES = frozenset(
         "waiting_state",
         "waiting_deferred",
         "waiting_tokens",
+        "registries",
         "kv_blocks_used",
         "kv_blocks_cached",
         "kv_blocks_total",

@@ -89,6 +89,11 @@ class Ledger:
         return self.total_slots - self.free_slots
 
     @property
+    def num_leases(self) -> int:
+        """Leases that are not closed."""
+        return len(self._leases)
+
+    @property
     def closing_blocks(self) -> int:
         """Blocks that come back by themselves once the steps in flight settle."""
         return sum(len(lease.blocks) for lease in self._leases.values() if lease.closing)

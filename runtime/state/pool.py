@@ -225,6 +225,11 @@ class StatePool:
         left, self._left = self._left, []
         return left
 
+    @property
+    def num_tables(self) -> int:
+        """Leases whose block tables are written."""
+        return len(self._written)
+
     def is_sound(self) -> bool:
         """Whether the books balance and no step is open."""
         try:
