@@ -7,6 +7,8 @@ far as it was delivered.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from runtime.api import EngineStats, FinishReason, Request
 from runtime.plan import Heritage, Mark, Outcome, Row, RowKind, Sequence, StateLease, Text
 from runtime.state.host_tier import HostCheckpoint
@@ -25,6 +27,26 @@ class Checkpoints:
     def text_of(self, request: Request) -> Text | None:
         """How a new request is known to the cache."""
         return None if self._cache is None else Text(self._cache.chain(request.cache_salt))
+
+    def waits(self, seq: Sequence, running: Iterable[Sequence]) -> bool:
+        """Whether somebody is about to compute the very prompt of `seq`: then it goes on from their state, instead of
+        computing it beside them. That is how siblings of one request (n > 1) share their prompt.
+
+        Never longer than until that prompt is computed, whether or not a state of it could be kept.
+        """
+        cache, size = self._cache, self._ledger.block_size
+        depth = (seq.prompt_len - 1) // size
+        if cache is None or seq.text is None or not depth or seq.first_scheduled is not None:
+            return False
+        key = seq.text.chain.key(seq.tokens, depth)
+        ahead = any(
+            other.text is not None
+            and other.lease is not None
+            and other.lease.computed < depth * size <= len(other.tokens)
+            and other.text.chain.key(other.tokens, depth) == key
+            for other in running
+        )
+        return ahead and cache.match(seq.text.chain, seq.tokens).deepest < depth * size
 
     def admit(self, seq: Sequence, num_tokens: int) -> StateLease | Shortage:
         """A lease of `num_tokens` tokens that goes on from the deepest cached state, and counts what that saves."""

@@ -215,6 +215,8 @@ class Scheduler:
         self._short = Currency.KV if step.short else None
         while self._waiting and self._short is None and step.budget and len(self._running) < self.limits.max_num_seqs:
             seq = self._waiting.head
+            if self.checkpoints.waits(seq, self._running):
+                return
             steps_in_flight = (1 + self.limits.settle_lag) * (1 + self.limits.k_max)
             lease = self.checkpoints.admit(seq, self._capacity(seq, len(seq.tokens) + steps_in_flight))
             if isinstance(lease, Shortage):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 # name -> (module:attribute called with the remaining arguments and returning the exit code, one line of help)
 BENCHES: dict[str, tuple[str, str]] = {
+    "prefix": ("server.bench.prefix:main", "the same server with and without the prefix cache, side by side"),
     "serve": ("server.bench.serve:main", "load any OpenAI-compatible servers and compare them"),
     "speculation": ("server.bench.speculation:main", "the same server with and without speculation, side by side"),
 }

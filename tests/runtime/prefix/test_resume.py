@@ -80,7 +80,8 @@ def test_everybody_finishes_in_pools_too_small(
     stats = engine.stats()
     assert stats.checkpoint_evictions > 0
     assert sum(stats.cache_hit_tokens.values()) > 0
-    assert (stats.state_copies["to_host"] > 0) is (host_cache_gb == 1e-3)
+    if host_cache_gb != 1e-5:  # 11 kB: room for one or two
+        assert (stats.state_copies["to_host"] > 0) is (host_cache_gb > 0)
     check_idle(engine)
     assert engine.states.copies.num_host_bytes <= host_cache_gb * 2**30
 
