@@ -303,6 +303,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     settle_lag: int = 0
     threads: int = 0
     audit_interval: int = 0
+    log_format: str = "text"
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

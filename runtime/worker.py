@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import gc
+import json
 import logging
 import os
 import selectors
@@ -179,9 +181,34 @@ def main(fd: int) -> int:
         channel.close()
 
 
+class JsonLines(logging.Formatter):
+    """A record as one JSON object, as the server writes its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        moment = datetime.datetime.fromtimestamp(record.created, tz=datetime.UTC).isoformat(timespec="milliseconds")
+        entry = {
+            "time": moment.removesuffix("+00:00") + "Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def log_to_stderr(form: str) -> None:
+    """Warnings and errors of this process, `form` text or json."""
+    handler = logging.StreamHandler()
+    text = logging.Formatter("%(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonLines() if form == "json" else text)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
 def _run(channel: Channel) -> int:
     start = _first(channel)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    log_to_stderr(start.config.log_format)
     channel.send(Progress("import", 0.0))
     began = time.perf_counter()
     from runtime.build import build_engine

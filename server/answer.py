@@ -144,7 +144,7 @@ class Choice:
 
     def _end(self, delta: Delta) -> None:
         if delta.finish not in (FinishReason.STOP, FinishReason.LENGTH):
-            event(_log, logging.WARNING, "generation failed", id=self.request.id, error=delta.error)
+            event(_log, logging.WARNING, "generation failed", generation=self.request.id, error=delta.error)
             raise GenerationError(delta.error or "aborted")
         self._pending.text += self._stops.feed(self._decoder.flush())
         if self._stops.matched is not None:

@@ -9,6 +9,8 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server import logs
+from server.auth import OPEN_PATHS
 from server.errors import ApiError, from_exception
 from server.logs import event
 from server.metrics import ROUTES
@@ -42,6 +44,7 @@ class Edge:
         given = headers.get(b"x-request-id", b"")
         request_id = given if REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}".encode()
         scope.setdefault("state", {})["request_id"] = request_id.decode()
+        logs.request_id.set(request_id.decode())  # the server gives every request a task, and so a context, of its own
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -62,7 +65,7 @@ class Edge:
             else:
                 await self._app(scope, receive, send_with_id)
         except Exception as error:  # noqa: BLE001 - nothing may pass the edge
-            _log.exception("request failed id=%s", request_id.decode())
+            _log.exception("request failed")
             if status == 0:
                 await from_exception(error).response()(scope, receive, send_with_id)
         finally:
@@ -70,9 +73,8 @@ class Edge:
             self._service.meter.http_ended(route, scope["method"], status or 499, started)
             event(
                 _log,
-                logging.DEBUG if route in ("/live", "/ready", "/health", "/metrics") else logging.INFO,
+                logging.DEBUG if route in OPEN_PATHS else logging.INFO,
                 "request",
-                id=request_id.decode(),
                 method=scope["method"],
                 route=route,
                 status=status or 499,

@@ -68,9 +68,9 @@ class AnswerResponse(Response):
             watch.cancel()
             self.answer.close(reason)
             self._leave()
-            self._log(scope.get("state", {}).get("request_id"))
+            self._log()
 
-    def _log(self, request_id: str | None) -> None:
+    def _log(self) -> None:
         if not _log.isEnabledFor(logging.INFO):
             return
         usage = self.answer.usage()
@@ -78,7 +78,6 @@ class AnswerResponse(Response):
             _log,
             logging.INFO,
             "generation",
-            id=request_id,
             answer=self.answer.job.id,
             outcome=self._outcome,
             prompt_tokens=usage.prompt_tokens,

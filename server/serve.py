@@ -13,12 +13,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from runtime.api import ConfigError, ModelInfo, Progress
 from server import settings as settings_module
+from server.console import Console
 from server.engine_process import worker_command
 from server.link import StartError
 from server.logs import event
@@ -32,12 +33,6 @@ if TYPE_CHECKING:
 
 BACKLOG = 2048
 _log = logging.getLogger(__name__)
-
-
-def say(text: str) -> None:
-    """One line for the person who typed the command."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -76,7 +71,8 @@ def leave(_number: int, _frame: FrameType | None) -> NoReturn:
 class ProgressLines:
     """A line when a phase begins, and one a second while it lasts."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._phase = ""
         self._said = 0.0
 
@@ -86,11 +82,11 @@ class ProgressLines:
         if progress.phase == self._phase and now - self._said < 1.0:
             return
         self._phase, self._said = progress.phase, now
-        say(f"lockstep: {progress.phase} {progress.done:.0%}")
+        self._console.say("loading", f"{progress.phase} {progress.done:.0%}", phase=progress.phase, done=progress.done)
 
 
-def start_line(settings: Settings, info: ModelInfo, address: str, seconds: float) -> str:
-    """Every resolved choice on one line."""
+def resolved(settings: Settings, info: ModelInfo) -> dict[str, str]:
+    """Every resolved choice, and the seconds of each phase of the start."""
     choices = {
         "model": settings.model_name,
         "architecture": info.architecture,
@@ -98,10 +94,12 @@ def start_line(settings: Settings, info: ModelInfo, address: str, seconds: float
         "speculative": settings.speculative,
     } | info.choices
     spent = {f"{phase}_s": f"{value:.2f}" for phase, value in info.startup_seconds.items()}
-    words = [
-        f"{name}={value}" if " " not in value else f'{name}="{value}"' for name, value in (choices | spent).items()
-    ]
-    return f"lockstep: ready in {seconds:.2f} s on {address} " + " ".join(words)
+    return choices | spent
+
+
+def words(choices: Mapping[str, str]) -> str:
+    """Choices on one line."""
+    return " ".join(f"{name}={value}" if " " not in value else f'{name}="{value}"' for name, value in choices.items())
 
 
 def address_of(listener: socket.socket) -> str:
@@ -121,6 +119,7 @@ class Run:
         self._server = server
         self._listener = listener
         self._started = started
+        self._console = Console(settings.log_format)
         self._stop = asyncio.Event()
         self._now = asyncio.Event()
 
@@ -154,7 +153,9 @@ class Run:
         model = await self._service.start()
         seconds = time.monotonic() - self._started
         self._service.meter.startup_total(seconds)
-        say(start_line(self._settings, model.info, address_of(self._listener), seconds))
+        address, choices = address_of(self._listener), resolved(self._settings, model.info)
+        text = f"ready in {seconds:.2f} s on {address} {words(choices)}"
+        self._console.say("ready", text, address=address, seconds=round(seconds, 2), **choices)
 
     def _signalled(self) -> None:
         if self._stop.is_set():
@@ -165,7 +166,8 @@ class Run:
         inside = len(self._service.admission)
         if inside:
             seconds = self._settings.drain_timeout
-            say(f"lockstep: finishing requests inside ({inside}), for {seconds:g} s at most; a second signal ends now")
+            text = f"finishing requests inside ({inside}), for {seconds:g} s at most; a second signal ends now"
+            self._console.say("draining", text, inside=inside, seconds=seconds)
 
     async def _end(self, serving: asyncio.Task[None], *others: asyncio.Task[object]) -> None:
         """Lets running requests finish, then ends them, then the sockets, then the engine."""
@@ -201,7 +203,7 @@ def run(settings: Settings, listener: socket.socket, link: ProcessLink, started:
     from server.service import Service
     from server.webserver import event_loop, web_server
 
-    logs.configure(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
     service = Service(settings, link)
     server = web_server(create_app(service), settings)
     with asyncio.Runner(loop_factory=event_loop) as runner:
@@ -220,7 +222,8 @@ def main(arguments: list[str], worker: Callable[[int], list[str]] = worker_comma
         sys.stderr.write(f"lockstep serve: {error}\n")
         return 2
     limit_unread(listener, settings.write_timeout)
-    say(f"lockstep: loading {settings.model_path}")
+    console = Console(settings.log_format)
+    console.say("starting", f"loading {settings.model_path}", model_dir=str(settings.model_path))
     link = ProcessLink(
         settings.engine_config(),
         environment=settings_module.worker_environment(os.environ),
@@ -228,7 +231,7 @@ def main(arguments: list[str], worker: Callable[[int], list[str]] = worker_comma
         stall_timeout=settings.stall_timeout,
         stall_action=settings.stall_action,
         start_timeout=settings.engine_start_timeout,
-        on_progress=ProgressLines(),
+        on_progress=ProgressLines(console),
         command=worker,
     )
     try:

@@ -110,6 +110,8 @@ class Settings(BaseModel):
         1800.0, gt=0, le=86400, description="Seconds an engine may take until it is ready."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line to log.")
+    log_format: Literal["text", "json"] = Field("text", description="Lines for people, or one JSON object per line.")
+    log_prompts: Literal["off", "on"] = Field("off", description="Also log the text of every prompt.")
 
     @field_validator("speculative")
     @classmethod
@@ -194,6 +196,7 @@ class Settings(BaseModel):
             settle_lag=self.settle_lag,
             threads=self.threads,
             audit_interval=self.audit_interval,
+            log_format=self.log_format,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
@@ -15,6 +16,7 @@ from server.answer import Answer
 from server.deadline import HEADER, Deadline
 from server.errors import ApiError
 from server.job import Job, make_job
+from server.logs import event
 from server.render import ChatRenderer, CompletionRenderer, Renderer
 from server.response import AnswerResponse
 from server.routes.body import declared_bytes, parse_json, read_body
@@ -24,6 +26,8 @@ from server.schema.completions import COMPLETION_NEUTRAL, CompletionRequest
 from server.service import Model, Service
 
 INLINE_BODY_BYTES = 16 * 1024
+MAX_LOGGED_CHARS = 16 * 1024  # of one prompt
+_log = logging.getLogger(__name__)
 
 Fields = TypeVar("Fields", bound=SamplingFields)
 Result = TypeVar("Result")
@@ -153,6 +157,8 @@ async def generate(route: Route[Fields], service: Service, request: Request) -> 
                     prompt_tokens=sum(map(len, job.prompts)),
                     tokens=sum(len(each.prompt) for each in job.requests),
                 )
+                if settings.log_prompts == "on":
+                    log_prompts(job, model)
                 answer = await service.answer(job, ticket)
         except TimeoutError:
             raise deadline.error() from None
@@ -174,6 +180,12 @@ def respond(answer: Answer, renderer: Renderer, service: Service, *, ticket: Tic
         service.admission.leave(ticket)
 
     return AnswerResponse(answer, renderer, ticket.inbox, leave)
+
+
+def log_prompts(job: Job, model: Model) -> None:
+    """The text of every prompt, as the model sees it."""
+    texts = [model.tokenizer.decode(prompt, skip_special_tokens=False)[:MAX_LOGGED_CHARS] for prompt in job.prompts]
+    event(_log, logging.INFO, "prompt", answer=job.id, prompts=texts)
 
 
 async def off_loop(body: bytes, work: Callable[[], Result]) -> Result:
