@@ -40,7 +40,7 @@ def rules() -> str:
 def rules_test() -> str:
     """rules_test.yml, for `promtool test rules`."""
     tests = [test for alert in ALERTS for test in alert.tests()]
-    return HEADER + dump({"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": tests})
+    return HEADER + dump({"rule_files": ["rules.yml"], "evaluation_interval": "2m", "tests": tests})
 
 
 class _Dumper(yaml.SafeDumper):

@@ -197,7 +197,7 @@ MEMORY = Section(
             queries=[Query(BOARD.gauge("state_slots", "state"), "{{state}}")],
             unit="short",
             stack=True,
-            why="One per running request, and one per cached checkpoint.",
+            why="One per running request. Checkpoints have slots of their own: see Hybrid state.",
         ),
         Panel(
             title="Memory by purpose",

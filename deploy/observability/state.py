@@ -230,8 +230,8 @@ PREFIX = Section(
             queries=[Query(BOARD.rate("prefix_cache_lost_tokens_total", "reason"), "{{reason}}")],
             unit="suffix: tok/s",
             stack=True,
-            why="`no_checkpoint`: none was taken there; a smaller interval helps. `evicted`: there was one; more room "
-            "helps.",
+            why="`no_checkpoint`: none was taken there; a smaller --checkpoint-interval helps. `evicted`: there was "
+            "one; a larger --num-checkpoints helps.",
         ),
         Panel(
             title="Checkpoints held",

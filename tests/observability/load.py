@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import itertools
 import random
 import time
 from typing import Any
@@ -14,51 +15,65 @@ import httpx
 SHARED = "You are the keeper of the harbour log. " * 12
 TOPICS = ("a fox named Rimo", "the pink bell", "a red box", "the river", "Rita the mouse", "an old rock", "seven boats")
 BURST = 26
+CHAT = "/v1/chat/completions"
+KINDS = ("short", "stream", "leave", "plain", "whole", "long")
+WANTED = {"200", "400", "429", "left"}
 
 
 class Load:
-    """Drives a server until `seconds` are over. `seen` counts status codes, and streams cut off as `left`."""
+    """Drives a server for `least` seconds, and on until every kind of answer was seen, or `most` seconds are over.
 
-    def __init__(self, url: str, seconds: float) -> None:
+    `seen` counts status codes, and streams that were cut off as `left`.
+    """
+
+    def __init__(self, url: str, least: float, most: float) -> None:
         self._url = url
-        self._until = time.monotonic() + seconds
+        self._started = time.monotonic()
+        self._least, self._most = least, most
         self._random = random.Random(5)
         self.seen: collections.Counter[str] = collections.Counter()
 
-    def run(self) -> None:
-        asyncio.run(self._run())
+    def run(self) -> float:
+        """Returns when the last answer has come; the Unix time at which the last was asked for."""
+        return asyncio.run(self._run())
 
     @property
     def _over(self) -> bool:
-        return time.monotonic() >= self._until
+        passed = time.monotonic() - self._started
+        return passed >= self._most or (passed >= self._least and set(self.seen) >= WANTED)
 
-    async def _run(self) -> None:
+    async def _run(self) -> float:
         limits = httpx.Limits(max_connections=200)
-        async with httpx.AsyncClient(base_url=self._url, timeout=120, limits=limits) as client:
-            readers = [self._read(client) for _ in range(6)]
-            await asyncio.gather(*readers, self._burst(client), self._err(client), self._probe(client))
+        async with httpx.AsyncClient(base_url=self._url, timeout=300, limits=limits) as client:
+            readers = [self._read(client, number) for number in range(len(KINDS))]
+            work = asyncio.gather(*readers, self._burst(client), self._err(client), self._probe(client))
+            while not self._over:
+                await asyncio.sleep(0.2)
+            end = time.time()
+            await work
+        return end
 
-    async def _read(self, client: httpx.AsyncClient) -> None:
-        """A reader who asks again and again, in a different way each time."""
-        while not self._over:
-            kind = self._random.choice(("stream", "stream", "whole", "leave", "plain", "long", "short"))
+    async def _read(self, client: httpx.AsyncClient, number: int) -> None:
+        """A reader who asks again and again, in each way in turn."""
+        for kind in itertools.cycle((*KINDS[number:], *KINDS[:number])):
+            if self._over:
+                return
             if kind == "stream":
                 await self._stream(client, self._chat(stream=True))
             elif kind == "leave":
                 await self._stream(client, self._chat(stream=True, ignore_eos=True), leave_after=3)
             elif kind == "whole":
-                await self._post(client, "/v1/chat/completions", self._chat(n=self._random.choice((1, 2))))
+                await self._post(client, CHAT, self._chat(n=2))
             elif kind == "short":
                 word = self._random.choice(("Zyxqw", "Flarn", "90210"))
                 body = {"messages": [{"role": "user", "content": f"Repeat after me: {word}"}], "temperature": 0}
-                await self._post(client, "/v1/chat/completions", body)
+                await self._post(client, CHAT, body)
             elif kind == "plain":
                 prompt = [self._random.randrange(300, 1200) for _ in range(self._random.choice((1, 20, 90)))]
                 body = {"prompt": prompt, "max_tokens": 30, "ignore_eos": True, "speculation": {"num_drafts": 0}}
                 await self._post(client, "/v1/completions", body)
             else:
-                body = self._chat(max_tokens=150, ignore_eos=True)
-                await self._post(client, "/v1/chat/completions", body)
+                await self._post(client, CHAT, self._chat(max_tokens=150, ignore_eos=True))
 
     def _chat(self, **fields: Any) -> dict[str, Any]:
         topic = self._random.choice(TOPICS)
@@ -69,7 +84,7 @@ class Load:
         return {"messages": messages, "max_tokens": 60, "temperature": temperature, "seed": 3} | fields
 
     async def _stream(self, client: httpx.AsyncClient, body: dict[str, Any], leave_after: int = 0) -> None:
-        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        async with client.stream("POST", CHAT, json=body) as response:
             self.seen[str(response.status_code)] += 1
             chunks = 0
             async for _ in response.aiter_lines():
@@ -83,19 +98,17 @@ class Load:
         self.seen[str(response.status_code)] += 1
 
     async def _burst(self, client: httpx.AsyncClient) -> None:
-        """More at once than may wait, three times."""
-        for _ in range(3):
+        """More at once than may wait, and then a pause."""
+        while not self._over:
             await asyncio.sleep(6)
-            if self._over:
-                return
             bodies = [self._chat(max_tokens=20) for _ in range(BURST)]
-            await asyncio.gather(*(self._post(client, "/v1/chat/completions", body) for body in bodies))
+            await asyncio.gather(*(self._post(client, CHAT, body) for body in bodies))
 
     async def _err(self, client: httpx.AsyncClient) -> None:
         """What clients do wrong."""
         while not self._over:
             await self._post(client, "/v1/completions", {"prompt": [5] * 5000, "max_tokens": 5})
-            await self._post(client, "/v1/chat/completions", self._chat(temperature=9))
+            await self._post(client, CHAT, self._chat(temperature=9))
             await client.get("/nope")
             await client.get("/v1/models/nobody")
             await asyncio.sleep(0.7)

@@ -125,7 +125,7 @@ class Prometheus:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A finished load and the Prometheus that watched it. Times are Unix seconds."""
+    """A load and the Prometheus that watched it, from `start` to `end` (Unix seconds); last answers came after that."""
 
     prometheus: Prometheus
     page: str
@@ -136,10 +136,11 @@ class Observed:
     def variables(self) -> dict[str, str]:
         """What Grafana would put in: everything, at this scrape interval."""
         jobs = "|".join(self.prometheus.get("label/job/values", **{"match[]": "lockstep_engine_up"}))
+        seconds = math.ceil(self.end - self.start)
         return {
-            "$__rate_interval": "15s",
+            "$__rate_interval": f"{max(15, seconds // 3)}s",  # on a slow machine things happen more rarely
             "$__interval": "5s",
-            "$__range": f"{math.ceil(self.end - self.start)}s",
+            "$__range": f"{seconds}s",
             "$job": jobs,
             "$namespace": ".*",
             "$model_name": ".*",
@@ -147,8 +148,8 @@ class Observed:
         }
 
     def ask(self, expression: str, *, instant: bool = False, step: float = 5.0) -> Answer:
-        """One expression with Grafana's variables, over the last 30 seconds of the load or at its end."""
+        """One expression with Grafana's variables, over the last three quarters of the load, or at its end."""
         text = substitute(expression, self.variables)
         if instant:
             return self.prometheus.instant(text, self.end)
-        return self.prometheus.range(text, max(self.start, self.end - 30), self.end, step)
+        return self.prometheus.range(text, self.start + (self.end - self.start) / 4, self.end, step)

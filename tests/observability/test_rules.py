@@ -36,6 +36,7 @@ def test_the_scrape_configuration_is_well_formed(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.timeout(1800)
 def test_every_alert_fires_when_it_must_and_only_then() -> None:
     done = promtool(FOLDER, "test", "rules", "rules_test.yml")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -26,6 +26,7 @@ from deploy.observability.slo import GOOD_ENDS, OBJECTIVES, OWN_FAULT
 from runtime.api import EngineStats
 from server.meter import Meter
 from server.metrics import FINISH_REASONS, REJECTIONS
+from server.settings import Settings, flag_of
 
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = expressions.dashboards(ROOT)
@@ -398,6 +399,16 @@ def test_the_runbook_sends_nobody_to_a_panel_that_is_not_there() -> None:
     named = {" ".join(name.split()) for name in re.findall(r'"([^"]+)"', text)} - {"by replica"}
     assert len(named) > 20
     assert named <= titles
+
+
+def test_settings_that_are_named_exist() -> None:
+    """A flag in the runbook or on a panel that the server does not have helps nobody at night."""
+    texts = [(ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("runbook.md", "observability.md")]
+    texts += [panel.get("description", "") for dashboard in DASHBOARDS for panel in expressions.panels(dashboard)]
+    named = {flag for text in texts for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)}
+    of_kubectl = {"--grace-period", "--force"}
+    assert len(named) > 10
+    assert named - of_kubectl <= {flag_of(name) for name in Settings.model_fields}
 
 
 def test_cases_feed_series_that_the_server_exports() -> None:
