@@ -81,7 +81,7 @@ class Checkpoints:
         wanted |= {(seq.prompt_len - 1) // size * size: "prompt", seq.text.fork_at: "fork"}
         marks = []
         for place in sorted((n for n in wanted if start < n <= end), key=lambda n: (wanted[n] == "interval", -n)):
-            row = self._cache.claim()
+            row = self._cache.claim(modest=wanted[place] == "interval")
             if row is None:
                 break
             marks.append(Mark(place - start, row, wanted[place]))
@@ -94,7 +94,7 @@ class Checkpoints:
         interval = self._cache.settings.interval
         if (lease.computed + lease.in_flight) // interval == (lease.bound + num_fed) // interval:
             return ()
-        row = self._cache.claim()
+        row = self._cache.claim(modest=True)
         return () if row is None else (Mark(0, row, "interval"),)
 
     def settle(self, row: Row, outcome: Outcome, i: int) -> None:

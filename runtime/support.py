@@ -71,7 +71,7 @@ with each of them (docs/adr/0008-float32-state.md)."""
 REFUSED = """\
 Refused by name when a model directory asks for it: quantised weights, experts (mixture of experts), scaled rotary
 embeddings, activations other than SiLU, gated attention switched off, more than one MTP layer, weights that are not
-safetensors. Not there at all: several devices, images, adapters, prefix caching."""
+safetensors. Not there at all: several devices, images, adapters."""
 
 
 @dataclass(frozen=True, slots=True)

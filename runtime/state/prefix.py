@@ -201,8 +201,14 @@ class PrefixCache:
         """Rows that steps not yet settled may write."""
         return len(self._claimed)
 
-    def claim(self) -> int | None:
-        """A row for a step to write, evicting for it if need be; None when every row is claimed or being read."""
+    def claim(self, *, modest: bool = False) -> int | None:
+        """A row for a step to write, evicting for it if need be; None when every row is claimed or being read.
+
+        A modest claim is made only while less than half of the rows are claimed: many steps that may pass an interval,
+        or may not, shall not drive out what is known to be of use.
+        """
+        if modest and 2 * len(self._claimed) >= self.settings.num_checkpoints:
+            return None
         if not self._free_rows and not self._evict(for_blocks=False):
             return None
         row = self._free_rows.pop()

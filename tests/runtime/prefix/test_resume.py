@@ -57,7 +57,7 @@ def test_everybody_finishes_in_pools_too_small(
         speculative=speculative,
         settle_lag=lag,
         checkpoint_interval=4,
-        num_checkpoints=5,
+        num_checkpoints=9,
         num_blocks=30,
         max_num_seqs=4,
         max_model_len=64,
