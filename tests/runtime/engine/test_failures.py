@@ -286,7 +286,7 @@ def test_books_that_do_not_balance_end_the_engine() -> None:
     driver = Driver(engine)
     driver.submit(request("a", (5, 6, 7)))
     driver.step()
-    engine.states.ledger._free_blocks.append(1)
+    engine.states.ledger._blocks._free.append(1)
 
     def fail(*_: object) -> None:
         raise StateError("boom")
