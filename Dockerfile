@@ -75,7 +75,7 @@ WORKDIR /var/cache/lockstep
 USER 10001:10001
 EXPOSE 8000
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=10s --timeout=5s --start-period=30m --start-interval=2s --retries=3 \
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30m --retries=3 \
     CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ['LOCKSTEP_PORT'] + '/ready', timeout=4)"]
 ENTRYPOINT ["lockstep"]
 CMD ["serve"]

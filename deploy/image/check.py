@@ -4,8 +4,8 @@
 
 Needs Linux, root, buildah, unshare and setpriv; mmdebstrap too unless BASE_IMAGE names a base. The container's root
 file system is mounted read-only; the process is number 1 of its own, has user 10001, no capability, and cannot get any.
-Variables: VARIANT (cpu), BASE_IMAGE, TORCH_CPU_INDEX, PORT (8000), and pip's own (PIP_INDEX_URL, PIP_FIND_LINKS, ...),
-which are used while building and stay out of the image.
+Variables: VARIANT (cpu), BASE_IMAGE, TORCH_CPU_INDEX, PORT (8000), BUILD (no: check what was built before), and pip's
+own (PIP_INDEX_URL, PIP_FIND_LINKS, ...), which are used while building and stay out of the image.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Buildah:
         return run("buildah", *self._options, *arguments)
 
     def build(self, tag: str, file: Path, context: Path, *options: str) -> None:
-        """`bud`, in a chroot; --format docker keeps HEALTHCHECK. No layer is kept: vfs would copy the whole for each."""
+        """`bud`, in a chroot; --format docker keeps HEALTHCHECK. No layers: vfs would copy the whole for each."""
         command = ("buildah", *self._options, "bud", "--isolation", "chroot", "--format", "docker", "--layers=false")
         subprocess.run([*command, *options, "-t", tag, "-f", str(file), str(context)], check=True)
 
@@ -241,7 +241,8 @@ def main() -> int:
     work = Path(sys.argv[1]).resolve()
     work.mkdir(parents=True, exist_ok=True)
     buildah = Buildah(work)
-    build(buildah, work)
+    if os.environ.get("BUILD") != "no":
+        build(buildah, work)
     config = check_configuration(buildah)
     with mounted_image(buildah) as mounted:
         if os.environ.get("VARIANT", "cpu") == "cpu":
