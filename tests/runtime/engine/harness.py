@@ -46,6 +46,7 @@ GAUGES = {
     "running",
     "waiting_deferred",
     "waiting_tokens",
+    "registries",
     "waiting_seqs",
     "waiting_kv",
     "waiting_state",
