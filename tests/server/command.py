@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import httpx
 from tests.server.live import COMPLETIONS, PATIENCE
 
 ROOT = Path(__file__).parents[2]
+MODEL = 'model_name="lockstep-tiny"'
 
 
 class Command:
@@ -56,6 +58,30 @@ def start(commands: list[Command], mode: str, *arguments: str, wrapper: tuple[st
     """A command that the fixture `commands` ends."""
     commands.append(Command(mode, *arguments, wrapper=wrapper))
     return commands[-1]
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process started."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(entry.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(entry.parent.name))
+    return found
+
+
+def metrics_page(command: Command) -> str:
+    return httpx.get(command.url + "/metrics", timeout=PATIENCE).text
+
+
+def metrics(command: Command) -> dict[str, float]:
+    """The page as `name{labels}` -> value."""
+    samples = (line.rpartition(" ") for line in metrics_page(command).splitlines() if line and line[0] != "#")
+    return {name: float(value) for name, _, value in samples}
+
+
+def probe(command: Command, path: str) -> int:
+    return httpx.get(command.url + path, timeout=PATIENCE).status_code
 
 
 def stream(url: str, into: list[str], **fields: Any) -> threading.Thread:

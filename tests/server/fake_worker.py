@@ -1,6 +1,10 @@
 """The engine process of link and command tests: the real framing around a scripted engine.
 
 usage: python -m tests.server.fake_worker FD MODE
+
+Modes: `ok`; `config`, `fatal`, `exit`, `loading` do not get ready; `once:PATH` does so only while PATH does not exist,
+and makes it; `die` and `silent` do so at the first submission; `hold` says on and on that it works on a request after
+six tokens, without a step, until the prompt (9,) comes.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ import select
 import socket
 import sys
 import time
+from pathlib import Path
 
 import msgspec
 
@@ -46,6 +51,11 @@ def main(fd: int, mode: str) -> None:
         connection.sendall(frame(Fatal("Out of memory.")))
     if mode in ("config", "fatal", "exit"):
         return
+    if mode.startswith("once:"):
+        try:
+            Path(mode.removeprefix("once:")).touch(exist_ok=False)
+        except FileExistsError:
+            return
     if mode == "loading":
         time.sleep(60)
     engine = FakeEngine(max_queued=start.config.max_queued_requests)

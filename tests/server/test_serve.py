@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import httpx
 import pytest
 
 from server.__main__ import COMMANDS, main
-from tests.server.command import ROOT, Command, start, stream
+from tests.server.command import MODEL, ROOT, Command, children, metrics_page, start, stream
 from tests.server.live import COMPLETIONS, PATIENCE, parse_sse, wait_until
 
 
@@ -60,12 +63,14 @@ def test_sigterm_lets_streams_finish_and_refuses_new_requests(commands: list[Com
         client.get("/ready")
         late: list[str] = []
         release = stream(command.url, late, prompt=[7])  # accepted before the signal, so still running after it
-        wait_until(lambda: 'requests_running{model_name="lockstep-tiny"} 2' in client.get("/metrics").text)
+        wait_until(lambda: "requests_running{" + MODEL + "} 2" in metrics_page(command))
         command.signal()
         wait_until(lambda: client.get("/ready").status_code == 503)
         refused = client.post(COMPLETIONS, json={"prompt": [9]})
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
+        assert refused.headers["connection"] == "close"
+        assert client.get("/ready").json() == {"status": "draining"}
         assert client.get("/live").status_code == 200
     assert command.process.poll() is None
     command.signal()  # the second signal: now
@@ -100,15 +105,42 @@ def test_streams_finish_within_the_drain_timeout(commands: list[Command]) -> Non
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
 
 
-def test_streams_are_cut_after_the_drain_timeout(commands: list[Command]) -> None:
+def test_what_runs_is_cut_after_the_drain_timeout(commands: list[Command]) -> None:
     command = start(commands, "hold", "--drain-timeout", "0.2").ready()
     received: list[str] = []
     reader = stream(command.url, received)
-    wait_until(lambda: len(received) > 0)
+    whole: list[httpx.Response] = []
+    body = {"prompt": [5] * 40, "max_tokens": 30}
+    poster = threading.Thread(
+        target=lambda: whole.append(httpx.post(command.url + COMPLETIONS, json=body, timeout=PATIENCE))
+    )
+    poster.start()
+    wait_until(lambda: len(received) > 0 and "requests_running{" + MODEL + "} 2" in metrics_page(command))
     command.signal(signal.SIGINT)
     reader.join(PATIENCE)
+    poster.join(PATIENCE)
     assert command.end()[0] == 0
     assert "".join(received).endswith("data: [DONE]\n\n")
+    assert "server_is_overloaded" in "".join(received)
+    assert whole[0].status_code == 503
+    assert whole[0].headers["retry-after"]
+    assert whole[0].json()["error"]["code"] == "server_is_overloaded"
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux")
+def test_the_first_process_of_a_container_ends_on_sigterm(commands: list[Command]) -> None:
+    """A first process has no default action for signals: without its own it would only end by SIGKILL."""
+    wrapper = ("unshare", "--pid", "--fork", "--kill-child")
+    if subprocess.run([*wrapper, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("may not make namespaces")
+    command = start(commands, "hold", "--drain-timeout", "0.2", wrapper=wrapper).ready()
+    received: list[str] = []
+    reader = stream(command.url, received)
+    wait_until(lambda: len(received) > 0)
+    (first,) = children(command.process.pid)
+    os.kill(first, signal.SIGTERM)
+    reader.join(PATIENCE)
+    assert command.end()[0] == 0
     assert "server_is_overloaded" in "".join(received)
 
 
