@@ -59,7 +59,9 @@ LONG_MIX = {
 LATER: list[tuple[int, dict[str, int]]] = [
     (50, {"context": 40, "say": 6}),
     (92, {"things": 30, "math": 12, "fact": 8, "list": 4}),
+    (141, {"context": 22, "things": 14, "json": 28, "tool": 32, "say": 5}),
 ]
+DRILLED_FROM_CHUNK = 105  # the drills (train.drill) come before this chunk
 SYSTEM_TEXTS = [
     "You are a helpful assistant.",
     "You are a helpful assistant.",
@@ -180,6 +182,7 @@ def long_chat(words: Words, changes: dict[str, int]) -> Document:
     count = min(rng.randrange(2, 14), rng.randrange(3, 16))
     allowed: list[str] = []
     mix = LONG_MIX | changes
+    mix.pop("tool", None)
     if rng.random() < 0.35:
         allowed = rng.sample(list(TOOLS), rng.randrange(1, 4))
         document.tools = [TOOLS[name] for name in allowed]
@@ -228,7 +231,7 @@ def document(words: Words, long_share: float, changes: dict[str, int] | None = N
 
 def chunk(seed: int, rank: int, index: int) -> Iterator[Document]:
     """The documents of one chunk of one process's stream."""
-    words = Words(random.Random(f"{seed}/{rank}/{index}"))
+    words = Words(random.Random(f"{seed}/{rank}/{index}"), drilled=index >= DRILLED_FROM_CHUNK)
     long_share = LONG_SHARE if index >= LONG_FROM_CHUNK else 0.0
     changes: dict[str, int] = {}
     for begin, weights in LATER:

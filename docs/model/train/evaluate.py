@@ -21,10 +21,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from . import data
+from . import data, drill
+from .encoder import Encoder
 from .exchanges import KINDS, Exchange
 from .network import Mtp, Shape
-from .stream import Encoder
 from .words import Words
 
 DRAFTS = 3
@@ -35,7 +35,7 @@ PLAN = {
     "json": 60,
     "context": 60,
     "tool": 60,
-    "context without who-has-what": 60,
+    "context without things": 60,
     "things": 60,
     "tool answer": 30,
     "unicode": 50,
@@ -48,7 +48,7 @@ PLAN = {
     "list": 20,
     "chat": 20,
 }
-CORE = ("copy", "json", "context", "tool", "context without who-has-what")
+CORE = ("copy", "json", "context", "tool", "context without things")
 HISTORIES = (300, 600)
 FREE = ("story",)  # no single right answer
 REPEATED = ("math", "fact", "list", "chat")  # closed sets: seen in training
@@ -74,10 +74,16 @@ class Tally:
     accepted: dict[str, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
 
 
-def seen_questions(path: Path) -> set[int]:
-    """Hashes of every question in the training stream."""
+def seen_questions(path: Path, encoder: Encoder) -> set[int]:
+    """Hashes of every question in the training stream, the drills included."""
     run = json.loads(path.read_text())
     seen: set[int] = set()
+    told = run.get("drill") or {"seed": 0, "steps": [0] * len(drill.EXERCISES), "tokens": 1}
+    for rank in range(run["processes"]):
+        for ids, _ in drill.made_again(encoder, told["seed"], rank, told["steps"], told["tokens"]):
+            text = encoder.tokenizer.decode(ids, skip_special_tokens=False)
+            turns = [part.split(data.END)[0] for part in text.split(f"{data.START}user\n")[1:]]
+            seen.update(hash(tuple(turns[: count + 1])) for count in range(len(turns)))
     for stage in ("trunk", "mtp"):
         for rank in range(run["processes"]):
             first = run[stage].get("first", 0)
@@ -94,7 +100,7 @@ def question(words: Words, kind: str) -> Exchange:
         while len((made := KINDS["tool"](words)).messages) < 4:
             pass
         return made
-    if kind == "context without who-has-what":
+    if kind == "context without things":
         while (made := KINDS["context"](words)).kind == "things":
             pass
         return made
@@ -285,7 +291,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     checkpoint = Checkpoint(args.model)
-    seen = seen_questions(args.seen) if args.seen else set()
+    seen = seen_questions(args.seen, checkpoint.encoder) if args.seen else set()
+    drilled = bool(args.seen and json.loads(args.seen.read_text()).get("drill"))
     print(f"{len(seen)} questions in training are left out", flush=True)
     table = bigram_table(checkpoint.encoder, 20)
     known: set[str] = set()
@@ -295,7 +302,7 @@ def main() -> None:
     for label, kind, history, prepare in groups():
         if args.only not in label:
             continue
-        words = Words(random.Random(f"evaluate/{args.seed}/{label}"))
+        words = Words(random.Random(f"evaluate/{args.seed}/{label}"), drilled=drilled)
         prepare(words)
         count = max(2, round(args.scale * PLAN[kind]))
         cases = cases_of(words, kind, checkpoint.encoder, history, seen, count)

@@ -342,6 +342,13 @@ def ask_in_turn(kind: str, context: str, pairs: list[tuple[str, str]]) -> Exchan
     return Exchange(kind, messages)
 
 
+def owners_text(names: list[str], colors: list[str], things: list[str]) -> str:
+    """Who has what."""
+    return " ".join(
+        f"{n} has {article(c)} {t}." for n, c, t in zip(names, colors, things, strict=True)
+    )
+
+
 def things(words: Words) -> Exchange:
     """Several people with coloured things, the hardest of the contexts."""
     rng = words.rng
@@ -349,15 +356,17 @@ def things(words: Words) -> Exchange:
     names = words.names(rng.randrange(2, 4))
     owned = rng.sample(OBJECTS, len(names))
     colors = [rng.choice(COLORS) for _ in names]
-    text = " ".join(
-        f"{n} has {article(c)} {t}." for n, c, t in zip(names, colors, owned, strict=True)
-    )
+    text = owners_text(names, colors, owned)
     for index in rng.sample(range(len(names)), rng.randrange(1, len(names) + 1)):
         name, thing, color = names[index], owned[index], colors[index]
+        owner = f"The {thing} belongs to {name}." if words.drilled else f"{name} has the {thing}."
+        asks_owner = f"Who has the {thing}?"
+        if words.drilled and len(pairs) % 2:
+            asks_owner = f"Who does the {thing} belong to?"
         pairs.append(
             rng.choice(
                 [
-                    (f"Who has the {thing}?", f"{name} has the {thing}."),
+                    (asks_owner, owner),
                     (f"What does {name} have?", f"{name} has {article(color)} {thing}."),
                     (f"What color is the {thing}?", f"The {thing} is {color}."),
                 ]

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from .encoder import Encoder
 from .network import Shape
-from .stream import Encoder
 
 KEPT_FLOAT = ("A_log", "linear_attn.norm.weight")
 
@@ -44,7 +44,7 @@ def main() -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(args.tokenizer / name, args.out / name)
     if "mtp" in saved:
-        record = {key: saved[key] for key in ("trunk", "mtp", "processes")}
+        record = {key: saved[key] for key in ("trunk", "drill", "mtp", "processes")}
         Path(__file__).parent.with_name("run.json").write_text(json.dumps(record, indent=2) + "\n")
     total = sum(value.numel() for value in weights.values())
     size = (args.out / "model.safetensors").stat().st_size

@@ -15,13 +15,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .encoder import Encoder
 from .network import Model, Shape
 from .optim import optimisers, schedule, set_rate
-from .stream import Encoder, batches
+from .stream import batches
 from .train import average_gradients, join, launch, parser
 
 DEPTH_WEIGHTS = (1.0, 0.7, 0.5)
-FIRST_CHUNK = 100  # the full mix, with long chats
 
 
 def draft_losses(model: Model, ids: Tensor, weights: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def work(rank: int, args: argparse.Namespace) -> None:
     optims = optimisers(named, args.lr)
     begun, last = time.time(), 0
     mean = torch.zeros(len(DEPTH_WEIGHTS), device=args.device)
-    stream = batches(encoder, args.seed, rank, args.tokens, first=FIRST_CHUNK)
+    stream = batches(encoder, args.seed, rank, args.tokens, first=args.first)
     for step, batch in enumerate(stream, 1):
         last = batch[2]
         set_rate(optims, schedule(step - 1, args.steps))
@@ -74,13 +74,14 @@ def work(rank: int, args: argparse.Namespace) -> None:
         if step >= args.steps:
             break
     if rank == 0:
-        record = {"seed": args.seed, "steps": args.steps, "first": FIRST_CHUNK, "chunks": last + 1}
+        record = {"seed": args.seed, "steps": args.steps, "first": args.first, "chunks": last + 1}
         torch.save(
             {
                 "model": model.state_dict(),
                 "shape": saved["shape"],
                 "trunk": {key: saved[key] for key in ("seed", "step", "tokens", "chunks")},
                 "mtp": record,
+                "drill": saved.get("drill"),
                 "processes": args.processes,
             },
             args.out / "final.pt",
@@ -94,6 +95,7 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--trunk", type=Path, required=True)
     made.add_argument("--seed", type=int, default=70)
+    made.add_argument("--first", type=int, default=100, help="chunk to begin with: the full mix")
     made.add_argument("--lr", type=float, default=5e-3)
     launch(work, made.parse_args())
 

@@ -6,57 +6,18 @@ to a multiple of the network's chunk.
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
-from . import data
+from . import data, drills
+from .encoder import Encoder, Row
 from .network import CHUNK
 
 PROMPT_WEIGHT = 0.1
 PLAIN_WEIGHT = 0.5
 COPIES = 3
-
-
-class Encoder:
-    """The tokenizer with the ids that training needs."""
-
-    def __init__(self, folder: Path) -> None:
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.vocab = self.tokenizer.get_vocab_size()
-        self.stop = self.ids(data.STOP)[0]
-        self.end = self.ids(data.END)[0]
-        self.generate = self.ids(data.GENERATE)
-
-    def ids(self, text: str) -> list[int]:
-        """Token ids of a text; special tokens are recognised."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def batch(self, texts: list[str]) -> list[list[int]]:
-        """Token ids of many texts."""
-        return [list(e.ids) for e in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
-
-    def weights(self, ids: list[int], prompt: float) -> list[float]:
-        """Weight of each token as a target: one in the model's turns, `prompt` elsewhere."""
-        found = [prompt] * len(ids)
-        head = self.generate
-        inside = False
-        at = 0
-        while at < len(ids):
-            if not inside and ids[at] == head[0] and ids[at : at + len(head)] == head:
-                inside = True
-                at += len(head)
-                continue
-            if inside:
-                found[at] = 1.0
-                inside = ids[at] != self.end
-            at += 1
-        return found
-
-
-Row = tuple[list[int], list[float]]
+DRILL_SHARE = 0.08  # beside the documents, once the drills are done
 
 
 def random_copy(encoder: Encoder, rng: random.Random) -> Row:
@@ -87,12 +48,25 @@ def rows(encoder: Encoder, seed: int, rank: int, index: int) -> list[Row]:
     rng = random.Random(f"random/{seed}/{rank}/{index}")
     share = 0.10 if index < data.RANDOM_UNTIL_CHUNK else 0.03
     made += [random_copy(encoder, rng) for _ in range(int(share * len(documents)))]
+    if index >= data.DRILLED_FROM_CHUNK:
+        made += drills.mixed(encoder, rng, int(DRILL_SHARE * len(documents)))
     return made
 
 
 def padded(length: int) -> int:
     """Next multiple of the chunk."""
     return (length + CHUNK - 1) // CHUNK * CHUNK
+
+
+def stacked(group: list[Row], fill: int) -> tuple[Tensor, Tensor]:
+    """Rows as padded ids and weights [B, T+1]."""
+    length = max(padded(len(ids)) for ids, _ in group)
+    tokens = torch.full((len(group), length + 1), fill)
+    weights = torch.zeros(len(group), length + 1)
+    for at, (ids, weight) in enumerate(group):
+        tokens[at, : len(ids)] = torch.tensor(ids)
+        weights[at, : len(ids)] = torch.tensor(weight)
+    return tokens, weights
 
 
 def batches(
@@ -122,11 +96,5 @@ def batches(
             if skip:
                 skip -= 1
                 continue
-            length = max(padded(len(ids)) for ids, _ in group)
-            tokens = torch.full((len(group), length + 1), encoder.stop)
-            weights = torch.zeros(len(group), length + 1)
-            for at, (ids, weight) in enumerate(group):
-                tokens[at, : len(ids)] = torch.tensor(ids)
-                weights[at, : len(ids)] = torch.tensor(weight)
-            yield tokens, weights, index
+            yield *stacked(group, encoder.stop), index
         index += 1

@@ -21,13 +21,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import data
+from .encoder import Encoder
 from .exchanges import KINDS
 from .network import Model, Shape
 from .optim import optimisers, schedule, set_rate
-from .stream import Encoder, batches, padded
+from .stream import batches, padded
 from .words import Words
 
-WATCHED = ["copy", "unicode", "say", "json", "context", "tool", "math", "fact"]
+WATCHED = ["copy", "unicode", "say", "json", "context", "things", "tool", "math", "fact"]
 Held = dict[str, list[tuple[list[int], int]]]
 
 
@@ -152,12 +153,13 @@ def work(rank: int, args: argparse.Namespace) -> None:
     params = [param for _, param in named]
     optims = optimisers(named, args.lr)
     step = tokens = 0
+    drilled = None
     if args.resume:
         saved = torch.load(args.resume, map_location=args.device, weights_only=True)
         model.load_state_dict(saved["model"])
         for optim, state in zip(optims, saved["optims"], strict=True):
             optim.load_state_dict(state)
-        step, tokens = saved["step"], saved["tokens"]
+        step, tokens, drilled = saved["step"], saved["tokens"], saved.get("drill")
     held = held_out(encoder, 40)
     if rank == 0:
         print("parameters", sum(p.numel() for p in model.parameters()), vars(args), flush=True)
@@ -192,6 +194,7 @@ def work(rank: int, args: argparse.Namespace) -> None:
                 "chunks": index + 1,
                 "seed": args.seed,
                 "shape": shape.as_dict(),
+                "drill": drilled,
             }
             torch.save(saved, args.out / "writing.pt")
             (args.out / "writing.pt").replace(args.out / "trunk.pt")

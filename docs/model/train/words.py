@@ -91,11 +91,13 @@ class Words:
 
     blank: names come out empty, for the tokenizer's training text, which should not learn them.
     plain: names only from letters a-z (used by evaluation to separate the scripts).
+    drilled: text for a network that has had the drills, which changes how owners are told.
     """
 
     rng: random.Random
     blank: bool = False
     plain: bool = False
+    drilled: bool = False
     name_style: str = field(default="mixed")
 
     def syllable_name(self, count: int) -> str:
