@@ -4,11 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PORT ?= 8000
 ARGS ?=
+MINUTES ?= 5
 VARIANT ?= cpu
 IMAGE ?= lockstep:0.1.0$(if $(filter cuda,$(VARIANT)),-cuda)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: serve test sweep lint types imports manifests check format dashboards observe docs bench image image-check \
+.PHONY: serve test sweep soak lint types imports manifests check format dashboards observe docs bench image image-check \
 	deploy-check clean
 
 serve: $(VENV)/.serve ## start the server on the embedded model
@@ -19,6 +20,9 @@ test: $(VENV)/.test ## install what the tests need and run them
 
 sweep: $(VENV)/.test ## the exhaustive sweeps (long)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow" --timeout 3600 $(ARGS)
+
+soak: $(VENV)/.test ## a real server under short requests, aborts and full pools; MINUTES=5
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 # name -> (module:attribute called with the remaining arguments and returning the exit code, one line of help)
 BENCHES: dict[str, tuple[str, str]] = {
+    "overload": ("server.bench.overload:main", "more requests than the server can answer: what it does with them"),
     "prefix": ("server.bench.prefix:main", "the same server with and without the prefix cache, side by side"),
     "serve": ("server.bench.serve:main", "load any OpenAI-compatible servers and compare them"),
+    "stall": ("server.bench.stall:main", "what long prompts do to the pace of those who are being answered"),
     "speculation": ("server.bench.speculation:main", "the same server with and without speculation, side by side"),
 }
 

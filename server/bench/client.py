@@ -83,9 +83,10 @@ class Target:
 class AnswerError(Exception):
     """A request failed; the message is short and has no varying parts, so that equal failures count together."""
 
-    def __init__(self, message: str, status: int = 0) -> None:
+    def __init__(self, message: str, status: int = 0, retry_after: str | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.retry_after = int(retry_after) if retry_after is not None and retry_after.isdigit() else None
 
 
 def describe(error: httpx.HTTPError | httpx.InvalidURL) -> str:
@@ -196,7 +197,8 @@ async def stream(client: httpx.AsyncClient, path: str, body: Mapping[str, Any], 
         async with client.stream("POST", path, content=msgspec.json.encode(body), headers=JSON) as response:
             if response.status_code != 200:
                 message = error_message(await response.aread())
-                raise AnswerError(f"HTTP {response.status_code}: {message}", response.status_code)
+                retry_after = response.headers.get("retry-after")
+                raise AnswerError(f"HTTP {response.status_code}: {message}", response.status_code, retry_after)
             async for data in response.aiter_bytes():
                 reader.read(data, time.perf_counter())
     except httpx.HTTPError as error:
@@ -211,12 +213,12 @@ async def ask(client: httpx.AsyncClient, target: Target, what: Ask, prompt: Prom
     """One request, whatever comes of it."""
     body = {"model": target.model} | what.body(prompt) | dict(target.extras)
     reader = Reader()
-    error: str | None = None
+    failure: AnswerError | None = None
     started = time.perf_counter()
     try:
         await stream(client, ROUTES[what.chat], body, reader)
-    except AnswerError as failure:
-        error = str(failure)
+    except AnswerError as raised:
+        failure = raised
     return Sample(
         prompt=index,
         started=started,
@@ -224,7 +226,9 @@ async def ask(client: httpx.AsyncClient, target: Target, what: Ask, prompt: Prom
         emissions=tuple(reader.emissions),
         text="".join(reader.text),
         finish=reader.finish,
-        error=error,
+        error=None if failure is None else str(failure),
+        status=200 if failure is None else failure.status,
+        retry_after=None if failure is None else failure.retry_after,
         **reader.counts(),
     )
 

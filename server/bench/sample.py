@@ -17,7 +17,10 @@ class Emission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One request. Times are in seconds of one monotonic clock; token counts are the server's own usage."""
+    """One request. Times are in seconds of one monotonic clock; token counts are the server's own usage.
+
+    `status` is that of HTTP, 0 when there was none; `retry_after` is in seconds.
+    """
 
     prompt: int
     started: float
@@ -30,6 +33,8 @@ class Sample:
     text: str = ""
     finish: str | None = None
     error: str | None = None
+    status: int = 200
+    retry_after: int | None = None
 
     @property
     def ttft(self) -> float | None:
@@ -94,4 +99,5 @@ class Sample:
             "accepted_tokens": self.accepted,
             "finish": self.finish,
             "error": self.error,
+            "status": self.status,
         }

@@ -15,6 +15,7 @@ import pytest
 
 from runtime.api import CancelReason
 from server.link import UnavailableError
+from server.prompt import PromptEncoder
 from tests.server.live import CHAT, COMPLETIONS, PATIENCE, LiveServer, live, parse_sse, wait_until
 from tests.support.fake_engine import FakeEngine
 
@@ -64,6 +65,40 @@ def test_a_client_that_leaves_the_queue(server: LiveServer) -> None:
     connection.close()
     assert server.engine.cancelled.wait(PATIENCE)
     wait_until(lambda: gone(server))
+
+
+def test_a_client_that_leaves_while_its_prompt_is_put_into_tokens(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+    encode = PromptEncoder.encode_text
+
+    def slow(self: PromptEncoder, text: str, max_len: int) -> list[int]:
+        entered.set()
+        assert go_on.wait(PATIENCE)
+        return encode(self, text, max_len)
+
+    monkeypatch.setattr(PromptEncoder, "encode_text", slow)
+    server.engine.hold()
+    connection = send(server, {"prompt": "a", "user": "x" * 20_000})
+    assert entered.wait(PATIENCE)
+    assert len(server.service.admission) == 1
+    connection.close()
+    go_on.set()
+    wait_until(lambda: gone(server))
+    assert {name for name, _, _ in server.engine.cancels} >= {request.id for request in server.engine.requests}
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body(server: LiveServer) -> None:
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
+    connection.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b'content-length: 500\r\n\r\n{"prompt": "a'
+    )
+    wait_until(lambda: len(server.service.admission) == 1)
+    connection.close()
+    wait_until(lambda: gone(server))
+    assert not server.engine.requests
 
 
 def test_a_client_that_leaves_takes_every_choice(server: LiveServer) -> None:
