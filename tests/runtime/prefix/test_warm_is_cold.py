@@ -183,6 +183,6 @@ def test_the_drafter_accepts_as_much_as_without_a_cache() -> None:
             run(engine, [greedy("donor", (*prompt[:52], *tokens_of(6, 8, 200)), 4)])
         stories[name] = run(engine, [greedy(name, prompt, 40)])[name]
         assert engine.stats().draft_failures == 0
-    assert stories["warm"].cached == 52
+    assert stories["warm"].cached == 48  # the donor left states every 16 tokens
     assert stories["warm"].tokens == stories["cold"].tokens
     assert (stories["warm"].accepted, stories["warm"].drafted) == (stories["cold"].accepted, stories["cold"].drafted)
