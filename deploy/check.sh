@@ -2,7 +2,7 @@
 # check.sh: the checks of deploy/ that `make manifests` leaves out, since they need npm or a large install of their own.
 #   - KEDA, the Prometheus Operator and the Gateway API: the complete schemas of their CRDs, from packages on npm
 #   - checkov over the image, every overlay and the chart, but for what deploy/checkov.yaml excepts with a reason
-#   - shellcheck, promtool and amtool where they are installed
+#   - shellcheck, where it is installed
 set -eu
 cd "$(dirname "$0")/.."
 venv=${VENV:-.venv}
