@@ -151,8 +151,9 @@ class RequestTiming(msgspec.Struct, frozen=True, array_like=True):
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one engine step adds to one request. `tokens` may hold several ids when drafts were accepted.
 
-    On the last delta `finish` is set, with `timing` and the request's totals. `drafted` and `accepted` count this
-    request's draft tokens so far; `cached_tokens` prompt tokens were not computed again.
+    On the last delta `finish` is set, with the request's totals; `timing` is on the last, and on the first with tokens.
+    `drafted` and `accepted` count this request's draft tokens so far; `cached_tokens` prompt tokens were not computed
+    again.
     """
 
     request_id: str

@@ -374,7 +374,8 @@ class Scheduler:
         seq.tokens.extend(emitted)
         seq.drafts = outcome.drafts[i] if outcome.drafts else ()
         self._counts.tokens_emitted += len(emitted)
-        if seq.first_token is None:
+        first = seq.first_token is None
+        if first:
             seq.first_token = now
         logprobs = outcome.logprobs[i] if outcome.logprobs else None
         if finish is not None:
@@ -386,6 +387,7 @@ class Scheduler:
             drafted=seq.drafted,
             accepted=seq.accepted,
             cached_tokens=0 if seq.text is None else seq.text.cached,
+            timing=_timing(seq, now) if first else None,
         )
 
     def _end(
@@ -411,8 +413,6 @@ class Scheduler:
         del self._live[seq.request.id]
         if not self._live:
             self._short = None
-        scheduled = now if seq.first_scheduled is None else seq.first_scheduled
-        first_token = now if seq.first_token is None else seq.first_token
         return Delta(
             request_id=seq.request.id,
             tokens=tokens,
@@ -422,5 +422,12 @@ class Scheduler:
             drafted=seq.drafted,
             accepted=seq.accepted,
             cached_tokens=0 if seq.text is None else seq.text.cached,
-            timing=RequestTiming(scheduled - seq.arrived, first_token - scheduled, now - first_token),
+            timing=_timing(seq, now),
         )
+
+
+def _timing(seq: Sequence, now: float) -> RequestTiming:
+    """Where a request's time went until now."""
+    scheduled = now if seq.first_scheduled is None else seq.first_scheduled
+    first_token = now if seq.first_token is None else seq.first_token
+    return RequestTiming(scheduled - seq.arrived, first_token - scheduled, now - first_token)

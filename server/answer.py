@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from runtime.api import CancelReason, Delta, EngineError, FinishReason, Request, TokenLogprobs
+from runtime.api import CancelReason, Delta, EngineError, FinishReason, Request, RequestTiming, TokenLogprobs
 from server.detokenize import detokenizer
 from server.job import Job
 from server.link import EngineLink, Inbox
@@ -20,6 +20,7 @@ from server.logs import event
 from server.meter import Meter
 from server.stop import StopMatcher
 from server.tokenizer import TextTokenizer
+from server.tracing import Trace
 
 OUTCOMES = {CancelReason.SHUTDOWN: "error", CancelReason.DEADLINE: "deadline"}
 _log = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ class Choice:
         self.finish: str | None = None
         self.stopped_by_string = False
         self.drafted = self.accepted = self.cached_tokens = 0
+        self.timing: RequestTiming | None = None
         self._min_tokens = request.sampling.min_tokens
         self._show_stop = fields.include_stop_str_in_output
         self._decoder = detokenizer(tokenizer, skip_special_tokens=fields.skip_special_tokens)
@@ -107,6 +109,7 @@ class Choice:
         """Adds what a delta brings."""
         self.drafted, self.accepted = max(self.drafted, delta.drafted), max(self.accepted, delta.accepted)
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+        self.timing = delta.timing or self.timing
         if self.finish is not None:
             return
         tokens = delta.tokens
@@ -166,8 +169,11 @@ class Choice:
 class Answer:
     """All choices of one HTTP request."""
 
-    def __init__(self, job: Job, link: EngineLink, inbox: Inbox, tokenizer: TextTokenizer, meter: Meter) -> None:
+    def __init__(
+        self, job: Job, link: EngineLink, inbox: Inbox, tokenizer: TextTokenizer, meter: Meter, trace: Trace
+    ) -> None:
         self.job = job
+        self.trace = trace
         self._link = link
         self._inbox = inbox
         self._meter = meter
@@ -176,10 +182,12 @@ class Answer:
         }
         self._open: set[str] = set()  # accepted by the engine, last delta not seen
         self._started = time.perf_counter()
+        self._answering = False
 
     async def open(self) -> None:
         """Submits every choice at once; returns when the engine accepted all, else none is left behind."""
         requests = self.job.requests
+        submitted = time.time_ns()
         try:
             answers = await asyncio.gather(
                 *[self._link.submit(request, self._inbox) for request in requests], return_exceptions=True
@@ -193,6 +201,7 @@ class Answer:
                 self._link.cancel(request.id, reason, 0)
             raise
         self._open = {request.id for request in requests}
+        self.trace.queue(submitted)
         self._meter.prompts_accepted(sum(map(len, self.job.prompts)))
         for request in requests:
             self._meter.request_accepted(len(request.prompt), request.sampling.max_tokens)
@@ -229,6 +238,9 @@ class Answer:
         count = choice.num_tokens - choice.pace.num_tokens
         if count and choice.pace.first is None:
             self._meter.first_tokens(now - self._started, count)
+            if not self._answering:
+                self._answering = True
+                self.trace.first_token(choice.timing)
         elif count:
             self._meter.more_tokens(now - choice.pace.last, count)
         if count:
@@ -254,6 +266,11 @@ class Answer:
     def num_tokens(self) -> int:
         """Generated tokens delivered so far, over all choices."""
         return sum(choice.num_tokens for choice in self._choices.values())
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Why each choice ended; those that have not are left out."""
+        return [choice.finish for choice in self._choices.values() if choice.finish is not None]
 
     def usage(self) -> Usage:
         """The counts: each prompt once, every choice's tokens."""

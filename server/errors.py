@@ -58,6 +58,11 @@ class ApiError(Exception):
         self.code = code or default_code
         self.headers = headers or {}
 
+    @property
+    def kind(self) -> str:
+        """What went wrong, as one of few names."""
+        return self.code or self.type
+
     def body(self) -> dict[str, Any]:
         """The envelope; all four keys, always."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}

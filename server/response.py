@@ -18,6 +18,7 @@ from server.link import Inbox
 from server.logs import event
 from server.render import Renderer
 
+CLIENT_GONE = 499  # nobody sees it but logs, metrics and traces
 DONE = b"data: [DONE]\n\n"
 _log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
@@ -60,31 +61,44 @@ class AnswerResponse(Response):
                 await self._whole(scope, receive, send)
         except (ClientGoneError, OSError):
             self._outcome = "client gone"
+            self.answer.trace.fail("client_gone", CLIENT_GONE)
         except EngineError as error:
             self._outcome = "failed"
             reason = reason_of(error)
+            seen = from_exception(error)
+            self.answer.trace.fail(seen.kind, seen.status)
             raise
         finally:
             watch.cancel()
             self.answer.close(reason)
             self._leave()
-            self._log()
+            self._tell()
 
-    def _log(self) -> None:
-        if not _log.isEnabledFor(logging.INFO):
-            return
-        usage = self.answer.usage()
+    def _tell(self) -> None:
+        """What became of it, for the log and the trace."""
+        answer, usage, trace = self.answer, self.answer.usage(), self.answer.trace
         event(
             _log,
             logging.INFO,
             "generation",
-            answer=self.answer.job.id,
+            answer=answer.job.id,
             outcome=self._outcome,
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             drafted=usage.drafted_tokens,
             accepted=usage.accepted_tokens,
+            trace=trace.trace_id,
         )
+        trace.use(
+            prompt=usage.prompt_tokens,
+            cached=usage.cached_tokens,
+            completion=usage.completion_tokens,
+            drafted=usage.drafted_tokens,
+            accepted=usage.accepted_tokens,
+        )
+        if self._outcome == "done":
+            trace.finish(answer.finish_reasons)
+        trace.end()
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -113,7 +127,9 @@ class AnswerResponse(Response):
                 _log.exception("stream failed")
             self._outcome = "failed"
             self.answer.close(reason_of(error))
-            data = sse(from_exception(error).body()) + DONE
+            seen = from_exception(error)
+            self.answer.trace.fail(seen.kind, None)
+            data = sse(seen.body()) + DONE
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -26,6 +26,7 @@ from server.logs import event
 from server.process_link import ProcessLink
 from server.restarts import Restarts
 from server.settings import Settings
+from server.tracing import Tracing, tracing_of
 
 if TYPE_CHECKING:
     from server.service import Service
@@ -196,7 +197,7 @@ class Run:
             await asyncio.sleep(0.25)
 
 
-def run(settings: Settings, listener: socket.socket, link: ProcessLink, started: float) -> int:
+def run(settings: Settings, listener: socket.socket, link: ProcessLink, tracing: Tracing, started: float) -> int:
     """Everything that needs the web modules; they are imported while the engine process already loads."""
     from server import logs
     from server.app import create_app
@@ -204,7 +205,7 @@ def run(settings: Settings, listener: socket.socket, link: ProcessLink, started:
     from server.webserver import event_loop, web_server
 
     logs.configure(settings.log_level, settings.log_format)
-    service = Service(settings, link)
+    service = Service(settings, link, tracing)
     server = web_server(create_app(service), settings)
     with asyncio.Runner(loop_factory=event_loop) as runner:
         return runner.run(Run(settings, service, server, listener, started).until_stopped())
@@ -217,6 +218,7 @@ def main(arguments: list[str], worker: Callable[[int], list[str]] = worker_comma
         signal.signal(number, leave)
     try:
         settings = settings_module.load(arguments, os.environ).resolved()
+        tracing = tracing_of(settings.tracing)
         listener = bind(settings.host, settings.port)
     except ConfigError as error:
         sys.stderr.write(f"lockstep serve: {error}\n")
@@ -236,6 +238,7 @@ def main(arguments: list[str], worker: Callable[[int], list[str]] = worker_comma
     )
     try:
         with listener:
-            return run(settings, listener, link, started)
+            return run(settings, listener, link, tracing, started)
     finally:
         link.kill()
+        tracing.close()

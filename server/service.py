@@ -18,6 +18,7 @@ from server.prompt import PromptEncoder
 from server.router import Load, RouterPage, load_of
 from server.settings import Settings
 from server.tokenizer import TextTokenizer
+from server.tracing import NoTracing, Trace, Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,9 @@ class Model:
 class Service:
     """Everything a route needs. `link` may be built before anything else, so that the engine loads meanwhile."""
 
-    def __init__(self, settings: Settings, link: EngineLink) -> None:
+    def __init__(self, settings: Settings, link: EngineLink, tracing: Tracing | None = None) -> None:
         self.settings = settings
+        self.tracing = tracing or NoTracing()
         self.link = link
         self.keys = Keys(settings.api_key)
         self.admission = Admission(
@@ -137,9 +139,9 @@ class Service:
         self.admission.interrupt(error)
         self.link.interrupt(error)
 
-    async def answer(self, job: Job, ticket: Ticket) -> Answer:
+    async def answer(self, job: Job, ticket: Ticket, trace: Trace) -> Answer:
         """Submits a job; raises before anything was sent to the client."""
-        answer = Answer(job, self.link, ticket.inbox, self.model.tokenizer, self.meter)
+        answer = Answer(job, self.link, ticket.inbox, self.model.tokenizer, self.meter, trace)
         try:
             await answer.open()
         except CapacityError as error:

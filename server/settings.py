@@ -111,6 +111,9 @@ class Settings(BaseModel):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line to log.")
     log_format: Literal["text", "json"] = Field("text", description="Lines for people, or one JSON object per line.")
+    tracing: Literal["off", "otlp"] = Field(
+        "off", description="Send a span per request by OTLP over HTTP, to where the OTEL_* variables say."
+    )
     log_prompts: Literal["off", "on"] = Field("off", description="Also log the text of every prompt.")
 
     @field_validator("speculative")

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from server.admission import Ticket
 from server.answer import Answer
 from server.deadline import HEADER, Deadline
-from server.errors import ApiError
+from server.errors import ApiError, from_exception
 from server.job import Job, make_job
 from server.logs import event
 from server.render import ChatRenderer, CompletionRenderer, Renderer
@@ -46,7 +46,12 @@ def check_model(fields: SamplingFields, model: Model) -> str:
 
 
 class Route(Protocol[Fields]):
-    """What differs between the generation routes. Both steps may take long, and run off the loop for large bodies."""
+    """What differs between the generation routes. Both steps may take long, and run off the loop for large bodies.
+
+    `operation` names the route in traces, as the GenAI conventions do.
+    """
+
+    operation: str
 
     @abstractmethod
     def fields(self, data: Any, model: Model) -> Fields:
@@ -63,6 +68,8 @@ class Route(Protocol[Fields]):
 
 class ChatRoute(Route[ChatRequest]):
     """/v1/chat/completions."""
+
+    operation = "chat"
 
     def fields(self, data: Any, model: Model) -> ChatRequest:
         """See `Route`."""
@@ -96,6 +103,8 @@ class ChatRoute(Route[ChatRequest]):
 
 class CompletionRoute(Route[CompletionRequest]):
     """/v1/completions."""
+
+    operation = "text_completion"
 
     def fields(self, data: Any, model: Model) -> CompletionRequest:
         """See `Route`."""
@@ -133,6 +142,7 @@ async def generate(route: Route[Fields], service: Service, request: Request) -> 
     """
     ticket: Ticket | None = None
     admission = service.admission
+    trace = service.tracing.begin(request, route.operation)
     try:
         deadline = Deadline(request.headers.get(HEADER), service.settings.request_timeout)
         model = service.model
@@ -157,14 +167,18 @@ async def generate(route: Route[Fields], service: Service, request: Request) -> 
                     prompt_tokens=sum(map(len, job.prompts)),
                     tokens=sum(len(each.prompt) for each in job.requests),
                 )
+                trace.describe(job)
                 if settings.log_prompts == "on":
                     log_prompts(job, model)
-                answer = await service.answer(job, ticket)
+                answer = await service.answer(job, ticket, trace)
         except TimeoutError:
             raise deadline.error() from None
     except BaseException as error:
         if isinstance(error, Exception):
             service.rejected(error)
+            seen = from_exception(error)
+            trace.fail(seen.kind, seen.status)
+        trace.end()
         if ticket is not None:
             admission.leave(ticket)
         raise

@@ -18,6 +18,7 @@ from server.inline_link import InlineLink
 from server.serve import bind
 from server.service import Service
 from server.settings import Settings
+from server.tracing import Tracing
 from server.webserver import WebServer, event_loop, web_server
 from tests.support.fake_engine import FakeEngine
 
@@ -27,8 +28,9 @@ PATIENCE = 60.0  # seconds for what takes milliseconds on a machine that is not 
 
 
 class LiveServer:
-    def __init__(self, engine: FakeEngine, **settings: Any) -> None:
+    def __init__(self, engine: FakeEngine, tracing: Tracing | None = None, **settings: Any) -> None:
         self.engine = engine
+        self._tracing = tracing
         self.settings = Settings(speculative="mtp:3", port=0, **settings).resolved()
         self.listener = bind(self.settings.host, self.settings.port)
         self.port: int = self.listener.getsockname()[1]
@@ -62,7 +64,7 @@ class LiveServer:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.service = Service(self.settings, InlineLink(self.engine))
+        self.service = Service(self.settings, InlineLink(self.engine), self._tracing)
         await self.service.start()
         self._server = web_server(create_app(self.service), self.settings)
         self._ready.set()
@@ -129,6 +131,6 @@ def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE) -> None
 
 
 @contextlib.contextmanager
-def live(engine: FakeEngine | None = None, **settings: Any) -> Iterator[LiveServer]:
-    with LiveServer(engine or FakeEngine(), **settings) as server:
+def live(engine: FakeEngine | None = None, tracing: Tracing | None = None, **settings: Any) -> Iterator[LiveServer]:
+    with LiveServer(engine or FakeEngine(), tracing, **settings) as server:
         yield server

@@ -187,7 +187,7 @@ class FakeEngine(EngineCore):
             error=error,
             drafted=run.drafted,
             accepted=run.accepted,
-            timing=RequestTiming(0.001, 0.002, 0.003) if finish is not None else None,
+            timing=RequestTiming(0.001, 0.002, 0.003) if finish is not None or run.emitted == block else None,
         )
 
     def stats(self) -> EngineStats:

@@ -183,6 +183,27 @@ def counted(name: str, values: list[int]) -> Distribution:
     return Distribution(counts, float(sum(values)))
 
 
+@pytest.mark.parametrize("chunk", [4, 128])
+def test_where_the_time_went_is_said_with_the_first_tokens_and_with_the_last(chunk: int) -> None:
+    engine = build(QWEN, max_num_seqs=1, max_num_batched_tokens=chunk)
+    texts = prompts(2, [9])
+    for name, text in zip("ab", texts, strict=True):
+        engine.submit(request(name, text, max_tokens=4, num_drafts=0))
+    deltas: dict[str, list[Delta]] = {"a": [], "b": []}
+    while engine.has_work:
+        for delta in engine.step():
+            deltas[delta.request_id].append(delta)
+    for of_one in deltas.values():
+        first, *between, last = (delta.timing for delta in of_one)
+        assert first is not None and last is not None
+        assert between == [None, None]
+        assert first.decode == 0 < last.decode
+        assert (first.queued, first.prefill) == (last.queued, last.prefill)
+    first_of_b, last_of_a = deltas["b"][0].timing, deltas["a"][-1].timing
+    assert first_of_b is not None and last_of_a is not None
+    assert first_of_b.queued > last_of_a.decode  # it waited for all of the other
+
+
 @pytest.mark.parametrize("strategy", ["snapshot", "replay"])
 def test_memory_is_that_of_the_tensors(strategy: str) -> None:
     """Counted by walking through what holds them, and by the checkpoint's own shapes."""
