@@ -259,7 +259,7 @@ STEP_PHASES = ("schedule", "prepare", "forward", "judge", "commit", "extend", "p
 ROW_KINDS = ("prefill", "decode", "verify")
 STATE_COPIES = ("commit", "fold", "checkpoint", "restore", "to_host", "from_host")
 REGISTRIES = ("requests", "leases", "tables", "sampling", "steps")
-MEMORY_KINDS = ("weights", "kv", "state", "candidates", "draft")
+MEMORY_KINDS = ("weights", "kv", "state", "checkpoints", "candidates", "draft")
 DISTRIBUTIONS: dict[str, tuple[float, ...]] = {
     "step_tokens": tuple(float(2**e) for e in range(15)),
     "batch_size": tuple(float(2**e) for e in range(11)),
@@ -301,6 +301,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_checkpoints: int = 0
     checkpoint_interval: int = 256
     host_cache_gb: float = 0.0
+    memory_gb: float = 0.0
+    gpu_memory_utilization: float = 0.9
     settle_lag: int = 0
     threads: int = 0
     audit_interval: int = 0

@@ -15,13 +15,15 @@ from runtime.api import CapabilityError, CapacityError, ConfigError, EngineConfi
 from runtime.attention.registry import build_backend
 from runtime.auditor import Auditor
 from runtime.engine import Engine
-from runtime.machine import usable_cpus
-from runtime.memory import MemoryPlan, kv_shapes, plan_memory, recurrent_shapes, slot_bytes
+from runtime.machine import available_memory, resident_memory, usable_cpus
+from runtime.memory import MIB, Memory, MemoryPlan, fitting, held, kv_shapes, longest, plan_memory, recurrent_shapes
 from runtime.models.registry import DTYPES, load_model
+from runtime.plan import RowKind
 from runtime.runner import ModelRunner
 from runtime.sampling.store import SamplingStore
 from runtime.scheduler import Drafting, Limits, Scheduler
 from runtime.selftest import check_commit
+from runtime.sizing import Sizes, Step, size_of
 from runtime.spec import ModelSpec
 from runtime.speculation.proposer import Placement, SpeculativeProposer
 from runtime.speculation.registry import ProposerParts, build_proposer, parse
@@ -33,6 +35,7 @@ from runtime.state.prefix import CacheSettings
 from runtime.state.recurrent import RecurrentStore
 
 Progress = Callable[[str, float], None]
+KINDS = frozenset({RowKind.PREFILL, RowKind.DECODE, RowKind.VERIFY})
 
 
 class _Startup:
@@ -88,15 +91,33 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, *, pois
         )
     spec = loaded.model.spec
     with startup.phase("alloc"):
-        plan = plan_memory(config, spec, _kv_bytes_per_token(spec, dtype, with_mtp=method == "mtp"), k_max)
+        step = Step(
+            tokens=config.max_num_batched_tokens,
+            rows=config.max_num_seqs,
+            width=1 + k_max,
+            context=held(config, longest(config, spec)),
+        )
         kv_bytes = _kv_bytes_per_token(spec, dtype, with_mtp=method == "mtp")
-        pool = _pool(config, spec, plan, _cache(config, spec, plan, kv_bytes), k_max, dtype, device, poison)
+        sizes = size_of(
+            config,
+            spec,
+            step,
+            weights=loaded.num_bytes,
+            kv_token=kv_bytes,
+            widest=loaded.widest,
+            drafter=method != "none",
+        )
+        plan = plan_memory(config, spec, sizes, _memory(config, device))
+        pool = _pool(config, spec, plan, _cache(config, plan, sizes), k_max, dtype, device, poison)
+        pool.backend.reserve(config.max_num_seqs, 1 + k_max, frozenset(KINDS if k_max else KINDS - {RowKind.VERIFY}))
         parts = ProposerParts(loaded.model, loaded.mtp, pool, device)
         proposer = None if method == "none" else build_proposer(method, parts)
         if proposer is not None:
             pool.copies.attach(proposer.paged_stores(), proposer.slot_stores())
         runner = ModelRunner(loaded.model, num_slots=plan.num_slots, k_max=k_max, device=device)
         sampling = SamplingStore(plan.num_slots, spec.vocab_size, device)
+        if config.memory_gb:
+            pool.touch()
         limits = Limits(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -121,7 +142,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None, *, pois
         max_model_len=scheduler.max_len,
         eos_ids=spec.eos_ids,
         max_drafts=k_max,
-        choices=_choices(config, spec, plan, pool, proposer, threads, scheduler.max_len),
+        choices=_choices(config, spec, plan, pool, proposer, threads, scheduler.max_len)
+        | _sizing(config, plan, sizes, scheduler.max_len, k_max),
         startup_seconds=startup.seconds,
         versions={"torch": str(torch.__version__), "cuda": torch.version.cuda or "none", "triton": _triton_version()},
     )
@@ -158,6 +180,17 @@ def _device(name: str) -> torch.device:
     return device
 
 
+def _memory(config: EngineConfig, device: torch.device) -> Memory:
+    """What may be allocated now, with the weights in place."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return Memory(int(config.gpu_memory_utilization * total) - (total - free), "--gpu-memory-utilization")
+    host_cache = int(config.host_cache_gb * 2**30)
+    if config.memory_gb:
+        return Memory(int(config.memory_gb * 2**30) - resident_memory() - host_cache, "--memory-gb")
+    return Memory(available_memory() - host_cache, None)
+
+
 def _kv_bytes_per_token(spec: ModelSpec, dtype: torch.dtype, *, with_mtp: bool) -> int:
     shapes = list(kv_shapes(spec.layers).values())
     if with_mtp:
@@ -166,7 +199,7 @@ def _kv_bytes_per_token(spec: ModelSpec, dtype: torch.dtype, *, with_mtp: bool) 
     return values * int(dtype.itemsize)
 
 
-def _cache(config: EngineConfig, spec: ModelSpec, plan: MemoryPlan, kv_bytes: int) -> CacheSettings | None:
+def _cache(config: EngineConfig, plan: MemoryPlan, sizes: Sizes) -> CacheSettings | None:
     """The prefix cache's sizes; cached texts are told apart by everything that makes their tensors what they are."""
     if not plan.num_checkpoints:
         return None
@@ -180,8 +213,8 @@ def _cache(config: EngineConfig, spec: ModelSpec, plan: MemoryPlan, kv_bytes: in
         interval=config.checkpoint_interval,
         identity=identity.digest(),
         host_bytes=int(config.host_cache_gb * 2**30),
-        block_bytes=max(1, kv_bytes * config.block_size),
-        state_bytes=slot_bytes(spec) + 4 * spec.hidden_size,
+        block_bytes=max(1, sizes.block),
+        state_bytes=max(1, sizes.checkpoint),
     )
 
 
@@ -262,4 +295,19 @@ def _choices(
         "state_mib": f"{pool.recurrent.num_bytes / 2**20:.1f}",
         "checkpoint_mib": f"{pool.recurrent.num_checkpoint_bytes / 2**20:.1f}",
         "draft_mib": f"{0 if proposer is None else proposer.num_bytes() / 2**20:.1f}",
+    }
+
+
+def _sizing(config: EngineConfig, plan: MemoryPlan, sizes: Sizes, max_len: int, k_max: int) -> dict[str, str]:
+    """What a unit of everything takes, what all takes together, and how many sequences of which length fit."""
+    fits = fitting(config, plan, max_len, k_max)
+    return {
+        "weights_mib": f"{sizes.weights / MIB:.1f}",
+        "slot_kib": f"{sizes.slot / 1024:.1f}",
+        "block_kib": f"{sizes.block / 1024:.1f}",
+        "checkpoint_kib": f"{sizes.checkpoint / 1024:.1f}",
+        "scratch_mib": f"{sizes.scratch / MIB:.1f}",
+        "workspace_mib": f"{sizes.workspace / MIB:.1f}",
+        "total_mib": f"{sizes.total(plan.num_slots, plan.num_checkpoints, plan.num_blocks) / MIB:.1f}",
+        "fits": ", ".join(f"{count} x {length}" for length, count in fits.items()),
     }

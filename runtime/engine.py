@@ -96,6 +96,7 @@ class Engine(EngineCore):
             "weights": weight_bytes,
             "kv": states.kv.num_bytes,
             "state": states.recurrent.num_bytes,
+            "checkpoints": states.recurrent.num_checkpoint_bytes,
             "draft": 0 if proposer is None else proposer.num_bytes(),
         }
         self._draft_failures = 0

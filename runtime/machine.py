@@ -28,6 +28,12 @@ def available_memory() -> int:
     return max(available, 0)
 
 
+def resident_memory() -> int:
+    """Bytes of memory that this process has now."""
+    pages = _read(Path("/proc/self/statm")).split()
+    return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else 0
+
+
 def _quota() -> float | None:
     fields = _read(CGROUP / "cpu.max").split()
     if len(fields) == 2 and fields[0].isdigit():

@@ -1,11 +1,11 @@
-"""How many blocks and slots the pools get: what was asked for, or what requests need, cut by the memory there is."""
+"""How many blocks, slots and checkpoints the pools get: what was asked for, or what is needed, cut by the memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from runtime.api import MAX_DRAFTS, ConfigError, EngineConfig
-from runtime.machine import available_memory
+from runtime.sizing import Sizes
 from runtime.spec import LayerSpec, ModelSpec
 from runtime.state.paged import KVShape
 from runtime.state.recurrent import RecurrentShape
@@ -13,6 +13,18 @@ from runtime.state.recurrent import RecurrentShape
 KV_SHARE = 0.5
 CHECKPOINT_SHARE = 0.125
 CHECKPOINTS_PER_SEQ = 4
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What may still be allocated, in bytes. `flag`: what the operator said it with, None when it was found out.
+
+    What was found out is there at the moment: half of it is left to others and to later.
+    """
+
+    left: int
+    flag: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,56 +57,71 @@ def recurrent_shapes(layers: tuple[LayerSpec, ...]) -> dict[int, RecurrentShape]
     return out
 
 
-def slot_bytes(spec: ModelSpec) -> int:
-    """One sequence's recurrent state, of all layers."""
-    shapes = recurrent_shapes(spec.layers).values()
-    return 4 * sum(s.conv_channels * (s.conv_width - 1) + s.heads * s.v_dim * s.k_dim for s in shapes)
-
-
-def plan_checkpoints(config: EngineConfig, spec: ModelSpec, left: int) -> int:
-    """States the prefix cache keeps: what was asked for, or a few for every sequence within a share of `left` bytes."""
-    if not config.prefix_cache:
-        return 0
-    affordable = int(left * CHECKPOINT_SHARE) // max(1, slot_bytes(spec) + 4 * spec.hidden_size)
-    return config.num_checkpoints or max(1, min(CHECKPOINTS_PER_SEQ * config.max_num_seqs, affordable))
-
-
-def state_bytes(config: EngineConfig, spec: ModelSpec, num_slots: int, k_max: int) -> int:
-    """What recurrent states take when every sequence runs: the pool, prefill's end states, snapshots of drafts."""
-    one = slot_bytes(spec)
-    halves = {config.decode_backend}
-    if config.speculative_attention_mode == "prefill":
-        halves.add(config.prefill_backend)
-    snapshots = 1 + k_max if "snapshot" in halves else 0
-    return one * (num_slots + config.max_num_seqs * (1 + snapshots))
-
-
-def plan_memory(config: EngineConfig, spec: ModelSpec, kv_bytes_per_token: int, k_max: int) -> MemoryPlan:
-    """Resolves the zeros of `config`. Raises ConfigError when a given size cannot work."""
+def longest(config: EngineConfig, spec: ModelSpec) -> int:
+    """The context length that is asked for. Raises ConfigError when the model has no such positions."""
     max_model_len = config.max_model_len or spec.max_position_embeddings
     if max_model_len > spec.max_position_embeddings:
         raise ConfigError(
             f"--max-model-len {max_model_len} is beyond the model's {spec.max_position_embeddings} positions"
         )
-    # Behind a request's last token lie rows planned before its end was known, and throw-away drafts.
-    slack = (2 + config.settle_lag) * (1 + MAX_DRAFTS)
-    per_seq = -(-(max_model_len + slack) // config.block_size)
+    return max_model_len
+
+
+def held(config: EngineConfig, max_model_len: int) -> int:
+    """Positions a request may occupy: behind its last token lie rows planned before its end was known, and drafts."""
+    return max_model_len + (2 + config.settle_lag) * (1 + MAX_DRAFTS)
+
+
+def plan_memory(config: EngineConfig, spec: ModelSpec, sizes: Sizes, memory: Memory) -> MemoryPlan:
+    """Resolves the zeros of `config`. Raises ConfigError when a given size cannot work."""
+    max_model_len = longest(config, spec)
+    per_seq = -(-held(config, max_model_len) // config.block_size)
     num_slots = config.num_slots or config.max_num_seqs + 1
-    checkpoints = plan_checkpoints(config, spec, available_memory())
-    if config.num_blocks:
-        return MemoryPlan(max_model_len, config.num_blocks, num_slots, per_seq, checkpoints)
-    wanted = per_seq * config.max_num_seqs + 1
-    block_bytes = max(1, kv_bytes_per_token * config.block_size)
-    left = available_memory() - state_bytes(config, spec, num_slots, k_max) - checkpoints * slot_bytes(spec)
+    checkpoints = _checkpoints(config, sizes, memory)
+    left = memory.left - sizes.fixed(num_slots, checkpoints)
     if left <= 0:
         raise ConfigError(
-            f"the states of {config.max_num_seqs} sequences need {-left >> 20} MiB more than there is; "
-            "lower --max-num-seqs"
+            f"the states of {config.max_num_seqs} sequences need {-left // MIB + 1} MiB more than there is; "
+            f"lower --max-num-seqs{_or_raise(memory)}"
         )
-    affordable = int(left * KV_SHARE) // block_bytes
+    if config.num_blocks:
+        if memory.flag is not None and config.num_blocks * sizes.block > left:
+            raise ConfigError(
+                f"--num-blocks {config.num_blocks} needs {config.num_blocks * sizes.block // MIB} MiB, and "
+                f"{left // MIB} MiB are left for it; lower it{_or_raise(memory)}"
+            )
+        return MemoryPlan(max_model_len, config.num_blocks, num_slots, per_seq, checkpoints)
+    wanted = per_seq * config.max_num_seqs + 1
+    affordable = int(left * (KV_SHARE if memory.flag is None else 1.0)) // max(1, sizes.block)
     if affordable < per_seq + 1:
         raise ConfigError(
-            f"one request of {max_model_len} tokens needs {per_seq * block_bytes >> 20} MiB of KV cache, and "
-            f"{affordable * block_bytes >> 20} MiB can be had; lower --max-model-len"
+            f"one request of {max_model_len} tokens needs {per_seq * sizes.block // MIB} MiB of KV cache, and "
+            f"{affordable * sizes.block // MIB} MiB can be had; lower --max-model-len{_or_raise(memory)}"
         )
     return MemoryPlan(max_model_len, min(wanted, affordable), num_slots, per_seq, checkpoints)
+
+
+def fitting(config: EngineConfig, plan: MemoryPlan, max_len: int, k_max: int) -> dict[int, int]:
+    """How many sequences run at once without any giving way, by their length in tokens: the longest, its half, ..."""
+    seats = min(config.max_num_seqs, plan.num_slots - 1)
+    found: dict[int, int] = {}
+    length = max_len
+    while length >= 1 and len(found) < 5:
+        blocks = -(-(length + 2 * k_max) // config.block_size)
+        found[length] = min(seats, (plan.num_blocks - 1) // blocks)
+        if found[length] == seats:
+            break
+        length //= 2
+    return found
+
+
+def _checkpoints(config: EngineConfig, sizes: Sizes, memory: Memory) -> int:
+    """States the prefix cache keeps: what was asked for, or a few for every sequence within a share of the memory."""
+    if not config.prefix_cache:
+        return 0
+    affordable = int(memory.left * CHECKPOINT_SHARE) // max(1, sizes.checkpoint)
+    return config.num_checkpoints or max(1, min(CHECKPOINTS_PER_SEQ * config.max_num_seqs, affordable))
+
+
+def _or_raise(memory: Memory) -> str:
+    return "" if memory.flag is None else f" or raise {memory.flag}"

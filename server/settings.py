@@ -71,6 +71,12 @@ class Settings(BaseModel):
         256, ge=1, le=2**24, description="Tokens between two states kept inside a text; at least 1 + drafts."
     )
     num_checkpoints: int = Field(0, ge=0, le=2**24, description="Recurrent states kept for reuse; 0: derived.")
+    memory_gb: float = Field(
+        0.0, ge=0, le=2**20, description="Memory of the engine process, in GiB, on a CPU; 0: half of what is there."
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Share of the device's memory that is used, by everybody on it, on a GPU."
+    )
     host_cache_gb: float = Field(
         0.0, ge=0, le=2**20, description="Host memory, in GiB, for cached KV and states the device has no room for."
     )
@@ -196,6 +202,8 @@ class Settings(BaseModel):
             checkpoint_interval=self.checkpoint_interval,
             num_checkpoints=self.num_checkpoints,
             host_cache_gb=self.host_cache_gb,
+            memory_gb=self.memory_gb,
+            gpu_memory_utilization=self.gpu_memory_utilization,
             settle_lag=self.settle_lag,
             threads=self.threads,
             audit_interval=self.audit_interval,

@@ -159,6 +159,10 @@ class AttentionBackend(Protocol):
         """How many rows' inputs were left to be folded by a later reader, since start."""
 
     @abstractmethod
+    def reserve(self, num_rows: int, width: int, kinds: frozenset[RowKind]) -> None:
+        """Allocates candidates for steps of `num_rows` rows of these kinds, up to `width` tokens in verified ones."""
+
+    @abstractmethod
     def num_bytes(self) -> int:
         """Memory held for candidates and pending inputs, in bytes."""
 

@@ -90,6 +90,11 @@ class HybridAttnBackend(AttentionBackend):
         """Of both halves."""
         return sum(half.num_folds() for half in self._halves)
 
+    def reserve(self, num_rows: int, width: int, kinds: frozenset[RowKind]) -> None:
+        """Each half for the kinds it runs."""
+        for half in self._halves:
+            half.reserve(num_rows, width, frozenset(kind for kind in kinds if self.select(kind) is half))
+
     def num_bytes(self) -> int:
         """Of both halves."""
         return sum(half.num_bytes() for half in self._halves)

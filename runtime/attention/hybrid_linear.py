@@ -103,6 +103,10 @@ class HybridLinearAttnBackend(AttentionBackend):
         """See LinearAttention.num_folds."""
         return self._linear.num_folds()
 
+    def reserve(self, num_rows: int, width: int, kinds: frozenset[RowKind]) -> None:
+        """See LinearAttention.reserve."""
+        self._linear.reserve(num_rows, width, kinds)
+
     def num_bytes(self) -> int:
         """See LinearAttention.num_bytes."""
         return self._linear.num_bytes()

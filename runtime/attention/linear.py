@@ -70,6 +70,10 @@ class LinearAttention(Protocol):
         """Rows committed by keeping inputs instead of a state."""
 
     @abstractmethod
+    def reserve(self, num_rows: int, width: int, kinds: frozenset[RowKind]) -> None:
+        """Allocates candidates for steps of `num_rows` rows of these kinds, up to `width` tokens in verified ones."""
+
+    @abstractmethod
     def num_bytes(self) -> int:
         """Memory held for candidates and pending inputs, in bytes."""
 

@@ -157,6 +157,11 @@ class ReplayLinear(LinearAttention):
         """Commits so far, by rows."""
         return self._folds
 
+    def reserve(self, num_rows: int, width: int, kinds: frozenset[RowKind]) -> None:
+        """Inputs are there for every slot; only prefills need scratch."""
+        if RowKind.PREFILL in kinds:
+            self._ends.reserve(num_rows)
+
     def num_bytes(self) -> int:
         """The inputs of all slots, and the scratch of prefills."""
         return self._ends.num_bytes() + bytes_of(*(inputs.packed for inputs in self._inputs.values()))

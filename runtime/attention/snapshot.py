@@ -87,6 +87,13 @@ class SnapshotLinear(LinearAttention):
         """States are always written."""
         return 0
 
+    def reserve(self, num_rows: int, width: int, kinds: frozenset[RowKind]) -> None:
+        """Scratch of the largest step, so that none has to be made when memory may have become scarce."""
+        if RowKind.PREFILL in kinds:
+            self._ends.reserve(num_rows)
+        if kinds - {RowKind.PREFILL}:
+            self._reserve(num_rows, width if RowKind.VERIFY in kinds else 1)
+
     def num_bytes(self) -> int:
         """Scratch of all kinds."""
         return self._ends.num_bytes() + bytes_of(*self._conv.values(), *self._state.values())

@@ -36,12 +36,13 @@ DTYPES: dict[str, torch.dtype] = {
 class Loaded:
     """A model ready to run. `mtp` is None unless it was asked for and the checkpoint has one.
 
-    `num_bytes`: memory of the parameters of both, in bytes.
+    `num_bytes`: memory of the parameters of both, in bytes. `widest`: rows of the largest matrix inside a layer.
     """
 
     model: HybridModel
     mtp: MtpHead | None
     num_bytes: int
+    widest: int
 
 
 def read_spec(model_dir: Path) -> ModelSpec:
@@ -66,9 +67,11 @@ def load_model(
         reason = str(error).split("\n", maxsplit=1)[0]
         raise ConfigError(f"{model_dir}: the parameters cannot be allocated on {device}: {reason}") from error
     load_weights(model_dir, built.names, progress)
-    storages = [weight.target.untyped_storage() for weight in built.names.weights]
-    num_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-    return Loaded(built.model, built.mtp, num_bytes)
+    targets = [weight.target for weight in built.names.weights]
+    storages = {t.untyped_storage().data_ptr(): (t.untyped_storage().nbytes(), t.element_size()) for t in targets}
+    rows = [num_bytes // size // spec.hidden_size for num_bytes, size in storages.values()]
+    inside = [count for count in rows if count != spec.vocab_size]
+    return Loaded(built.model, built.mtp, sum(num_bytes for num_bytes, _ in storages.values()), max(inside, default=1))
 
 
 def _read_spec(model_dir: Path, config: ConfigFile, family: Family) -> ModelSpec:

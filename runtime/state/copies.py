@@ -47,6 +47,11 @@ class Copies:
             store.save(slots, rows)
         self.counts["checkpoint"] += len(rows)
 
+    def clear_all(self) -> None:
+        """All blocks become 0, also the drafter's."""
+        for paged in self._paged:
+            paged.clear()
+
     def clear(self, blocks: Seq[int]) -> None:
         """Nothing of what was in these blocks is left."""
         for paged in self._paged:

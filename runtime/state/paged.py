@@ -48,6 +48,11 @@ class PagedStore:
         """Memory held, in bytes."""
         return sum(t.numel() * t.element_size() for t in (*self.keys.values(), *self.values.values()))
 
+    def clear(self) -> None:
+        """All blocks become 0, padding included."""
+        for tensor in (*self.keys.values(), *self.values.values()):
+            tensor.zero_()
+
     def fill(self, blocks: list[int], value: float) -> None:
         """Overwrites whole blocks (tests poison freed ones, so that a stale read shows)."""
         index = torch.tensor(blocks, dtype=torch.long)

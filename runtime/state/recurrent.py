@@ -106,6 +106,12 @@ class RecurrentStore(SlotStore):
         self.conv[layer].index_copy_(0, slots, conv)
         self.state[layer].index_copy_(0, slots, state)
 
+    def clear(self) -> None:
+        """All slots and checkpoints become 0."""
+        for tensors in (self.conv, self.state, self.saved_conv, self.saved_state):
+            for tensor in tensors.values():
+                tensor.zero_()
+
     def fill(self, slots: list[int], value: float) -> None:
         """Overwrites whole slots (tests poison freed ones, so that a stale read shows)."""
         index = torch.tensor(slots, dtype=torch.long)

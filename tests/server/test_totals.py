@@ -15,6 +15,7 @@ from runtime.api import (
     DISTRIBUTIONS,
     MAX_DRAFTS,
     MEMORY_KINDS,
+    REGISTRIES,
     ROW_KINDS,
     STATE_COPIES,
     STEP_KINDS,
@@ -28,6 +29,7 @@ from server.totals import GAUGES, added
 
 KEYS: dict[str, tuple[str, ...]] = {
     "memory_bytes": MEMORY_KINDS,
+    "registries": REGISTRIES,
     "steps": STEP_KINDS,
     "step_seconds": STEP_PHASES,
     "commit_rows": ROW_KINDS,
