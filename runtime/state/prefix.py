@@ -290,7 +290,8 @@ class PrefixCache:
             return False
         before = self._blocks.num_free
         while self._blocks.num_free < num_blocks:
-            if not self._evict(for_blocks=True):
+            # Blocks may be held by several states of which each, dropped alone, frees nothing: then one by one.
+            if not self._evict(for_blocks=True) and not self._evict(for_blocks=False):
                 raise StateError("cached blocks cannot be evicted")
         self.evicted_blocks += self._blocks.num_free - before
         return True
