@@ -68,6 +68,7 @@ ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin \
     XDG_CACHE_HOME=/var/cache/lockstep \
     TRITON_CACHE_DIR=/var/cache/lockstep/triton \
     TORCHINDUCTOR_CACHE_DIR=/var/cache/lockstep/inductor \
+    LOCKSTEP_REVISION=${REVISION} \
     LOCKSTEP_HOST=0.0.0.0 \
     LOCKSTEP_PORT=8000
 VOLUME ["/var/cache/lockstep", "/tmp"]

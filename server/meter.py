@@ -115,13 +115,17 @@ class Meter:
         """The page."""
         return generate_latest(self.registry)
 
-    def engine_ready(self, info: ModelInfo, num_drafts: int) -> None:
-        """The engine came up, and says what it is. `num_drafts`: for a request that does not say."""
+    def engine_ready(self, info: ModelInfo, num_drafts: int, revision: str) -> None:
+        """The engine came up, and says what it is.
+
+        `num_drafts`: for a request that does not say. `revision`: of the source, where it is known.
+        """
         for phase, seconds in info.startup_seconds.items():
             if phase in START_PHASES:
                 self._gauges["startup_seconds"][(phase,)].set(seconds)
         self._gauges["spec_num_tokens"][()].set(num_drafts)
-        said = info.choices | info.versions | {"version": package_version(), "python": platform.python_version()}
+        ours = {"version": package_version(), "revision": revision, "python": platform.python_version()}
+        said = info.choices | info.versions | ours
         for row, gauge in self._told:
             gauge.clear()
             gauge.labels(self._model_name, *(said.get(CHOICES.get(label, label), "") for label in row.labels)).set(1)

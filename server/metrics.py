@@ -282,7 +282,7 @@ TABLE: tuple[Row, ...] = (
         "cache_config_info",
         "gauge",
         "Capacities.",
-        told("block_size", "num_blocks", "state_slots", "dtype", "state_dtype"),
+        told("block_size", "num_blocks", "state_slots", "checkpoint_interval", "dtype", "state_dtype"),
     ),
     # the commit
     Row(
@@ -468,7 +468,7 @@ TABLE: tuple[Row, ...] = (
         {"reason": RESTART_REASONS},
     ),
     Row("startup_seconds", "gauge", "Start-up time, by phase.", {"phase": START_PHASES}),
-    Row("build_info", "gauge", "Versions.", told("version", "python", "torch", "cuda", "triton")),
+    Row("build_info", "gauge", "Versions.", told("version", "revision", "python", "torch", "cuda", "triton")),
     Row(
         "backend_info",
         "gauge",

@@ -71,7 +71,7 @@ class Service:
         """An engine came up, the first or a later one, whose capacities may differ."""
         assert self._model is not None
         self._model = replace(self._model, info=info)
-        self.meter.engine_ready(info, self.settings.num_drafts)
+        self.meter.engine_ready(info, self.settings.num_drafts, self.settings.revision)
         self.router.describe(info.choices)
 
     def _load_text(self) -> tuple[PromptEncoder, SamplingDefaults]:

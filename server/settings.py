@@ -115,6 +115,7 @@ class Settings(BaseModel):
     engine_start_timeout: float = Field(
         1800.0, gt=0, le=86400, description="Seconds an engine may take until it is ready."
     )
+    revision: str = Field("", max_length=64, description="Revision of the source, for build_info; images set it.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line to log.")
     log_format: Literal["text", "json"] = Field("text", description="Lines for people, or one JSON object per line.")
     tracing: Literal["off", "otlp"] = Field(
