@@ -274,7 +274,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         "memory_bytes",
         "gauge",
-        "Memory the engine holds: weights, KV blocks, recurrent states, cached ones, candidates, and the drafter's store.",
+        "Memory the engine holds: weights, KV blocks, recurrent states, cached ones, candidates, the drafter's store.",
         {"kind": MEMORY_KINDS},
         source=several(lambda s: s.memory_bytes, MEMORY_KINDS),
     ),

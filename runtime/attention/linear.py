@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
@@ -86,7 +87,7 @@ class LinearAttention(Protocol):
         """The committed state, folded into copies."""
 
 
-def bytes_of(*tensors: torch.Tensor) -> int:
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     """Memory of tensors, in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -111,7 +112,7 @@ class EndStates:
 
     def num_bytes(self) -> int:
         """Memory held, in bytes."""
-        return bytes_of(*self._conv.values(), *self._state.values())
+        return bytes_of([*self._conv.values(), *self._state.values()])
 
     def reserve(self, num_rows: int) -> None:
         """Room for scratch rows 0..num_rows - 1; grows by doubling, never shrinks."""

@@ -164,7 +164,7 @@ class ReplayLinear(LinearAttention):
 
     def num_bytes(self) -> int:
         """The inputs of all slots, and the scratch of prefills."""
-        return self._ends.num_bytes() + bytes_of(*(inputs.packed for inputs in self._inputs.values()))
+        return self._ends.num_bytes() + bytes_of(inputs.packed for inputs in self._inputs.values())
 
     def forget(self, slot: int) -> None:
         """The slot changes hands: its inputs must not reach the next owner."""

@@ -96,7 +96,7 @@ class SnapshotLinear(LinearAttention):
 
     def num_bytes(self) -> int:
         """Scratch of all kinds."""
-        return self._ends.num_bytes() + bytes_of(*self._conv.values(), *self._state.values())
+        return self._ends.num_bytes() + bytes_of([*self._conv.values(), *self._state.values()])
 
     def forget(self, slot: int) -> None:
         """Nothing to drop."""

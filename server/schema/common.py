@@ -133,7 +133,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "beam_width": (0, 1),
     "best_of": (1,),
-    "cache_salt": (),
     "continue_final_message": (False,),
     "ebnf": (),
     "grammar": (),

@@ -76,7 +76,7 @@ values = st.recursive(
 
 def outcome(route: Route, body: dict[str, Any]) -> Job | ApiError | RequestError:
     try:
-        return route.job(parse_json(json.dumps(body).encode()), MODEL, 128)
+        return route.job(route.fields(parse_json(json.dumps(body).encode()), MODEL), MODEL, 128)
     except (ApiError, RequestError) as error:
         return error
 

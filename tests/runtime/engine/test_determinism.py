@@ -26,7 +26,7 @@ from tests.support.prompts import chat_prompts
 @pytest.mark.parametrize(("speculative", "lag"), [("none", 0), ("mtp:3", 1)])
 def test_an_idle_engine_repeats_itself_to_the_last_bit(speculative: str, lag: int) -> None:
     made = request("a", prompts(1, [9])[0], max_tokens=10, logprobs=5, temperature=0.8, seed=4)
-    engine = shared(QWEN, speculative, lag)
+    engine = shared(QWEN, speculative, lag, prefix_cache=False)  # a hit computes less, and rounds otherwise
     answers = {repr((r.tokens, r.logprobs)) for r in (run(engine, [made])["a"] for _ in range(20))}
     assert len(answers) == 1
 
