@@ -39,7 +39,6 @@ KEYS: dict[str, tuple[str, ...]] = {
     "checkpoints_written": CHECKPOINT_TRIGGERS,
     "cache_hit_tokens": CACHE_TIERS,
     "cache_lost_tokens": CACHE_LOSSES,
-    "registries": REGISTRIES,
 }
 SEEDS = range(20)
 
