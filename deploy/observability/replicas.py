@@ -83,7 +83,7 @@ REPLICAS = Section(
             title="What runs",
             kind="table",
             queries=[
-                Query(f"max by (pod, version, python, torch, cuda) ({BOARD.series('build_info')})"),
+                Query(f"max by (pod, version, revision, torch, cuda) ({BOARD.series('build_info')})"),
                 Query(
                     "max by (pod, prefill, decode, verify, speculative, dtype, device) "
                     f"({BOARD.series('backend_info')})"
@@ -95,7 +95,7 @@ REPLICAS = Section(
                 for name in (
                     "pod",
                     "version",
-                    "python",
+                    "revision",
                     "torch",
                     "cuda",
                     "prefill",

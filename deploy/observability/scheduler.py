@@ -225,8 +225,13 @@ MEMORY = Section(
                 )
             ],
             unit="short",
-            columns=tuple(
-                (name, name) for name in ("pod", "block_size", "num_blocks", "state_slots", "dtype", "state_dtype")
+            columns=(
+                ("pod", "pod"),
+                ("block_size", "block size"),
+                ("num_blocks", "KV blocks"),
+                ("state_slots", "state slots"),
+                ("dtype", "dtype"),
+                ("state_dtype", "state dtype"),
             ),
             why="What every replica has. `block_size` in tokens.",
         ),

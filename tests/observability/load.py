@@ -14,16 +14,22 @@ import httpx
 
 SHARED = "You are the keeper of the harbour log. " * 12
 TOPICS = ("a fox named Rimo", "the pink bell", "a red box", "the river", "Rita the mouse", "an old rock", "seven boats")
-BURST = 26
+BURST = 20
 CHAT = "/v1/chat/completions"
+# What a load in little room leads to sooner or later, by its series.
+SIGNS = {
+    "preempted": "lockstep_request_preemptions_total{",
+    "audited": 'lockstep_state_audit_total{model_name="lockstep-tiny",result="ok"}',
+    "stopped": 'lockstep_requests_total{finish_reason="stop"',
+}
 KINDS = ("short", "stream", "leave", "plain", "whole", "long")
-WANTED = {"200", "400", "429", "left"}
+WANTED = {"200", "400", "429", "left", *SIGNS}
 
 
 class Load:
     """Drives a server for `least` seconds, and on until every kind of answer was seen, or `most` seconds are over.
 
-    `seen` counts status codes, and streams that were cut off as `left`.
+    `seen` counts status codes, streams cut off (`left`), and looks at /metrics that showed one of `SIGNS`.
     """
 
     def __init__(self, url: str, least: float, most: float) -> None:
@@ -118,4 +124,8 @@ class Load:
         while not self._over:
             for path in ("/live", "/ready", "/health", "/metrics/router", "/v1/models"):
                 await client.get(path)
+            page = (await client.get("/metrics")).text
+            for sign, series in SIGNS.items():
+                if any(line.startswith(series) and not line.endswith(" 0.0") for line in page.splitlines()):
+                    self.seen[sign] += 1
             await asyncio.sleep(1)

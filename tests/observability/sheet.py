@@ -183,7 +183,8 @@ def timeseries(sheet: Sheet, panel: Json, answers: Answers, box: Box) -> None:
     defaults, custom = panel["fieldConfig"]["defaults"], panel["fieldConfig"]["defaults"]["custom"]
     left, bottom, width, height = box
     shown = found[:12]
-    columns = max(1, int(width // 1.5))
+    longest = max((len(name) for name, _ in shown), default=0)
+    columns = max(1, int(width // (0.075 * (longest + 12))))
     space = 0.17 * math.ceil(len(shown) / columns) + 0.05
     axes = sheet.axes((left + 0.55, bottom + space + 0.22, width - 0.6, height - space - 0.22))
     style(axes, defaults["unit"])
@@ -208,7 +209,7 @@ def timeseries(sheet: Sheet, panel: Json, answers: Answers, box: Box) -> None:
     else:
         low, high = axes.get_ylim()
         flat = all(value == 0 for _, points in shown for _, value in points)
-        axes.set_ylim(defaults.get("min", low), 1.0 if flat else high)
+        axes.set_ylim(defaults.get("min", low), 1.0 if flat else 1.05 * high)
     if custom["thresholdsStyle"]["mode"] == "dashed":
         for step in defaults["thresholds"]["steps"]:
             if step["value"] is not None and step["value"] <= axes.get_ylim()[1]:
@@ -219,7 +220,7 @@ def timeseries(sheet: Sheet, panel: Json, answers: Answers, box: Box) -> None:
         sheet.figure.text(
             (left + 0.02 + (i % columns) * width / columns) / sheet.width,
             (bottom + space - 0.17 * (1 + i // columns)) / sheet.height,
-            "▬ " + text[: int(width / columns * 13)],
+            "▬ " + text[: int(width / columns * 15)],
             color=PALETTE[i % len(PALETTE)],
             size=7,
         )
