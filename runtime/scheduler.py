@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from bisect import insort
+from itertools import islice
 
 import msgspec
 
@@ -211,12 +212,16 @@ class Scheduler:
     # --- admission
 
     def _admit(self, step: Pass, now: float) -> None:
-        """By rank, and nobody overtakes. Room that a running sequence lacks is not given to a newcomer."""
+        """By rank; room that a running sequence lacks is not given to a newcomer, nor is any that the first one lacks.
+
+        Only who waits for a sibling's prompt, and so for no room, lets others pass: for as long as that takes.
+        """
         self._short = Currency.KV if step.short else None
-        while self._waiting and self._short is None and step.budget and len(self._running) < self.limits.max_num_seqs:
-            seq = self._waiting.head
-            if self.checkpoints.waits(seq, self._running):
+        for seq in list(islice(self._waiting, 2 * self.limits.max_num_seqs)):
+            if not step.budget or self._short is not None or len(self._running) >= self.limits.max_num_seqs:
                 return
+            if self.checkpoints.waits(seq, self._running):
+                continue
             steps_in_flight = (1 + self.limits.settle_lag) * (1 + self.limits.k_max)
             lease = self.checkpoints.admit(seq, self._capacity(seq, len(seq.tokens) + steps_in_flight))
             if isinstance(lease, Shortage):

@@ -65,7 +65,7 @@ class Page:
             "slots in use": self.total("state_slots", 'state="used"'),
             "server tables": self.total("server_registry_entries"),
         }
-        for registry in ("requests", "leases", "tables", "steps"):
+        for registry in ("requests", "leases", "steps"):  # the others are cleaned up by the next step
             gauges[f"engine's {registry}"] = self.total("engine_registry_entries", f'"{registry}"')
         return {name: value for name, value in gauges.items() if value}
 

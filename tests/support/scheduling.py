@@ -314,7 +314,7 @@ class World:
             assert delta.drafted >= asked.drafted
             assert delta.accepted <= delta.drafted
             asked.drafted = delta.drafted
-            assert (delta.timing is not None) is (delta.finish is not None)
+            assert delta.timing is not None or delta.finish is None
             assert (delta.error is not None) is (delta.finish is FinishReason.ERROR)
             if delta.logprobs is not None:
                 assert tuple(entry.token for entry in delta.logprobs) == delta.tokens
