@@ -172,6 +172,7 @@ HOLDS = Section(
             ],
             unit="short",
             why="One slot each; audits take one for moments. Slots that stay in use while nothing runs have leaked.",
+            width=6,
         ),
         Panel(
             title="KV blocks per running request",
@@ -181,6 +182,7 @@ HOLDS = Section(
             ],
             unit="short",
             why="Grows with the length of sequences.",
+            width=6,
         ),
         Panel(
             title="Slots and blocks there are",
@@ -191,6 +193,18 @@ HOLDS = Section(
             ],
             unit="short",
             why="Used, free and cached together: constant while the same replicas are up.",
+            width=6,
+        ),
+        Panel(
+            title="Entries of tables",
+            kind="timeseries",
+            queries=[
+                Query(BOARD.gauge("engine_registry_entries", "registry"), "engine: {{registry}}"),
+                Query(BOARD.gauge("server_registry_entries", "registry"), "server: {{registry}}"),
+            ],
+            unit="short",
+            why="Tables that know requests. They follow the load; what stays after it, or grows day by day, leaks.",
+            width=6,
         ),
     ],
 )
