@@ -175,10 +175,10 @@ class Run:
         self._service.drain()
         waits = [
             asyncio.create_task(self._now.wait()),
-            asyncio.create_task(self._service.admission.drained(self._settings.drain_timeout)),
+            asyncio.create_task(self._finished()),
             asyncio.create_task(self._hopeless()),
         ]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waits, timeout=self._settings.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
         if len(self._service.admission):
             event(_log, logging.WARNING, "requests cut off", count=len(self._service.admission))
         self._service.interrupt()
@@ -190,6 +190,11 @@ class Run:
             task.cancel()
         await asyncio.gather(*waits, *others, return_exceptions=True)
         await self._service.link.close()
+
+    async def _finished(self) -> None:
+        """Ends once everybody inside has got everything."""
+        await self._service.admission.drained(self._settings.drain_timeout)
+        await self._server.flushed()
 
     async def _hopeless(self) -> None:
         """Ends once the engine cannot finish what is inside."""

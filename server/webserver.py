@@ -18,6 +18,7 @@ from server.settings import Settings
 KEEP_ALIVE_SECONDS = 75
 HEAD_SECONDS = 30.0
 WRITE_BUFFER_BYTES = 64 * 1024
+FLUSH_SECONDS = 0.05
 MAX_HEAD_BYTES = 128 * 1024
 HEAD_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
@@ -128,6 +129,11 @@ class BoundedHttp(HttpToolsProtocol):
 
 class WebServer(uvicorn.Server):
     """Leaves signals alone; `Run` decides when to stop."""
+
+    async def flushed(self) -> None:
+        """Ends once the kernel has all that was written to any connection."""
+        while any(each.transport.get_write_buffer_size() for each in self.server_state.connections):
+            await asyncio.sleep(FLUSH_SECONDS)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -12,15 +12,17 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.server.command import children
+
 ROOT = Path(__file__).parents[2]
 
 
 class Served:
     """A running server. `log` holds its output lines; `metrics()` its samples by `name{labels}`."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, command: tuple[str, ...] = ("server", "serve")) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "server", "serve", "--port", "0", *arguments],
+            [sys.executable, "-m", *command, "--port", "0", *arguments],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -44,6 +46,15 @@ class Served:
     def total(self, name: str) -> float:
         """The sum over all label values of one metric."""
         return sum(value for key, value in self.metrics().items() if key.split("{")[0] == name)
+
+    def status(self, path: str) -> int:
+        return httpx.get(f"{self.url}{path}", timeout=30).status_code
+
+    @property
+    def engine(self) -> int:
+        """The engine's process id."""
+        (pid,) = children(self.process.pid)
+        return pid
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
