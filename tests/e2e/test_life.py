@@ -20,6 +20,10 @@ import pytest
 
 from tests.e2e.conftest import Served
 
+pytestmark = (
+    pytest.mark.slow
+)  # minutes on a busy machine; the scripted ones in tests/server/test_life.py are always run
+
 STALL = 3.0
 PROMISED = STALL + 1.0  # seconds until /live falls
 BOUND = 10 * PROMISED
@@ -142,7 +146,6 @@ def test_a_saturated_engine_is_alive(server: Served) -> None:
     assert server.total("lockstep_engine_restarts_total") == 0
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_ten_minutes_of_saturation() -> None:
     server = Served(*SETTINGS)
