@@ -114,8 +114,9 @@ def test_what_runs_is_cut_after_the_drain_timeout(commands: list[Command]) -> No
     poster = threading.Thread(
         target=lambda: whole.append(httpx.post(command.url + COMPLETIONS, json=body, timeout=PATIENCE))
     )
+    wait_until(lambda: len(received) > 0)
     poster.start()
-    wait_until(lambda: len(received) > 0 and "requests_running{" + MODEL + "} 2" in metrics_page(command))
+    wait_until(lambda: "requests_running{" + MODEL + "} 2" in metrics_page(command))
     command.signal(signal.SIGINT)
     reader.join(PATIENCE)
     poster.join(PATIENCE)
