@@ -141,7 +141,7 @@ class _Load:
                 f"{self._report.way} {time.monotonic() - start:.0f}/{seconds:.0f} s: {counts['answered']} answered, "
                 f"{counts['left']} left, {counts['refused']} refused, {len(self._report.failures)} failures; blocks "
                 f"{watch.blocks[-1]:.0%}, slots {watch.slots[-1]:.0%}; server {memory['server']:.0f} MiB, engine "
-                f"{memory['engine']:.0f} MiB"
+                f"{memory['engine']:.0f} MiB, {watch.busy():.1f} cores"
             )
 
 

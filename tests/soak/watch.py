@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +18,12 @@ def memory_of(pid: int) -> int:
     """Bytes of anonymous memory of a process, those swapped out included (swap hides a leak from the rest)."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return sum(int(fields[name].split()[0]) * KIB for name in ("RssAnon", "VmSwap"))
+
+
+def cpu_of(pid: int) -> float:
+    """Seconds of processor time that a process used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def child_of(pid: int) -> int:
@@ -82,17 +90,26 @@ class Watch:
     slots: list[float] = field(default_factory=list)
     series: list[int] = field(default_factory=list)
     tables: list[float] = field(default_factory=list)
+    cpu: list[tuple[float, float]] = field(default_factory=list)  # (time, the engine's processor time)
 
     def look(self, begun: int) -> Page:
         """One sample of everything."""
         page = Page.read(self.url)
         for name, pid in (("server", self.server), ("engine", self.engine)):
             self.memory[name].append((begun, memory_of(pid)))
+        self.cpu.append((time.monotonic(), cpu_of(self.engine)))
         self.blocks.append(page.share("kv_blocks"))
         self.slots.append(page.share("state_slots"))
         self.series.append(len(page.samples))
         self.tables.append(page.total("engine_registry_entries") + page.total("server_registry_entries"))
         return page
+
+    def busy(self) -> float:
+        """Cores that the engine used between the last two samples: little, while answers stay away, means starved."""
+        if len(self.cpu) < 2:
+            return 0.0
+        (start, before), (end, after) = self.cpu[-2:]
+        return (after - before) / (end - start)
 
     def growth(self, name: str, warm: int) -> tuple[float, float]:
         """Of a process after its first `warm` samples: bytes per request, and bytes in all."""
