@@ -13,7 +13,6 @@ from tests.soak.work import Judge, answered, make_items
 SECONDS = 12.0
 
 
-@pytest.mark.slow  # it wants full pools, which a busy machine cannot fill in seconds
 @pytest.mark.timeout(900)
 def test_a_short_soak(capsys: pytest.CaptureFixture[str]) -> None:
     items = answered(make_items(16, seed=1))
@@ -82,7 +81,7 @@ def test_every_requirement_can_fail(changes: dict[str, float], words: str) -> No
     watch = Watch("", 0, 0, blocks=[0.98] * 20, slots=[1.0] * 20, series=[7] * 20, tables=[3.0] * 20)
     for name in ("server", "engine"):
         watch.memory[name] = [(100.0 * i, 9e7) for i in range(20)]
-    report = Report("x")
+    report = Report("x", seconds=300.0)
     report.counts["answered"] = 100
     _judge(report, watch, page)
     assert report.failures == ([words] if words else [])
@@ -92,7 +91,7 @@ def test_growth_emptiness_and_new_series_fail_too() -> None:
     watch = Watch("", 0, 0, blocks=[0.5] * 20, slots=[1.0] * 20, series=[7] * 19 + [8], tables=[3.0] * 20)
     watch.memory["server"] = [(1e4 * i, 9e7 + 2e7 * i) for i in range(20)]
     watch.memory["engine"] = [(1e4 * i, 9e7) for i in range(20)]
-    report = Report("x")
+    report = Report("x", seconds=300.0)
     report.counts.update({"answered": 100, "near tie": 5})
     _judge(report, watch, Page(PAGE))
     text = "\n".join(report.failures)

@@ -111,6 +111,12 @@ class Watch:
         (start, before), (end, after) = self.cpu[-2:]
         return (after - before) / (end - start)
 
+    def quarters(self, name: str) -> list[float]:
+        """Bytes per request in each quarter of the run: a leak is in all of them, warming up in the first."""
+        points = self.memory[name]
+        step = max(1, len(points) // 4)
+        return [slope(points[first : first + step]) for first in range(0, 4 * step, step)]
+
     def growth(self, name: str, warm: int) -> tuple[float, float]:
         """Of a process after its first `warm` samples: bytes per request, and bytes in all."""
         points = self.memory[name][warm:]

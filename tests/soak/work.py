@@ -62,7 +62,7 @@ def make_items(count: int, seed: int) -> list[Item]:
             {"role": "user", "content": f"Repeat after me: {secret}"},
         ]
         prompt = encoder.encode_chat(messages, 4096, variables={})
-        items.append(Item(tuple(prompt), dice.choice((1, 2, 5, 9, 14)), float(i % 2), seed + i, secret))
+        items.append(Item(tuple(prompt), dice.choice((1, 2, 5, 9, 14, 24)), float(i % 2), seed + i, secret))
     return items
 
 
