@@ -155,6 +155,7 @@ def test_an_idle_engine_does_not_stall() -> None:
 
 def test_time_in_which_nobody_listened_does_not_count() -> None:
     async def scenario(lives: Lives) -> None:
+        await asyncio.sleep(1.0)  # it is being watched
         os.kill(lives.link.pid, signal.SIGSTOP)
         time.sleep(4.0)  # both processes stand still, as in a container that is paused
         os.kill(lives.link.pid, signal.SIGCONT)
