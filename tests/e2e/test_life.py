@@ -20,7 +20,6 @@ import pytest
 
 from tests.e2e.conftest import Served
 
-slow = pytest.mark.slow  # minutes on a busy machine; tests/server/test_life.py does the like with a scripted engine
 STALL = 3.0
 PROMISED = STALL + 1.0  # seconds until /live falls
 BOUND = 10 * PROMISED
@@ -136,7 +135,6 @@ async def waiting(client: httpx.AsyncClient) -> bool:
     return any(float(line.rpartition(" ")[2]) > 0 for line in lines if line.startswith("lockstep_requests_waiting{"))
 
 
-@slow
 def test_a_saturated_engine_is_alive(server: Served) -> None:
     said = asyncio.run(saturate(server, 2 * STALL))
     assert len(said) > 5
@@ -144,7 +142,7 @@ def test_a_saturated_engine_is_alive(server: Served) -> None:
     assert server.total("lockstep_engine_restarts_total") == 0
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_ten_minutes_of_saturation() -> None:
     server = Served(*SETTINGS)
@@ -179,7 +177,6 @@ async def leave(server: Served, number: int) -> None:
         await writer.wait_closed()
 
 
-@slow
 def test_500_clients_that_leave_leave_nothing_behind(server: Served) -> None:
     async def all_of_them() -> None:
         gate = asyncio.Semaphore(100)
@@ -203,7 +200,6 @@ def test_500_clients_that_leave_leave_nothing_behind(server: Served) -> None:
     assert server.total("lockstep_state_commit_missing_total") == 0
 
 
-@slow
 def test_a_stopped_engine_is_not_alive_and_loses_nothing_when_it_goes_on(server: Served) -> None:
     async def scenario() -> Told:
         async with client_of(server) as client:
@@ -268,7 +264,6 @@ def test_a_killed_engine_ends_what_it_had_and_another_goes_on(server: Served) ->
     assert in_use(server) == {}
 
 
-@slow
 def test_a_spinning_engine_is_not_alive() -> None:
     server = Served(*SETTINGS, command=("tests.e2e.spinning_serve",))
 
