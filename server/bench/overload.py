@@ -91,7 +91,7 @@ async def measure(target: Target, plan: Plan, say: Callable[[str], None]) -> lis
     found = [Seen(CAPACITY), *(Seen(f"{factor:g} x capacity") for factor in plan.factors)]
     async with target.client(600.0) as client:
         known = await introduce(client, target, plan.ask, plan.prompts(-1))
-        full = Level(concurrency=plan.seats + min(plan.seats, plan.queue))
+        full = Level(concurrency=plan.seats + plan.queue // 2)
         warm_up = asker(client, known, plan, say, "warm-up")
         await run(warm_up, full, Amount(requests=2 * plan.seats), first=-999, seed="")
         for each in range(plan.rounds):
