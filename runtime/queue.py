@@ -6,6 +6,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from runtime.api import MAX_DRAFTS, MAX_LOGPROBS, MAX_PRIORITY, ConfigError, Rejected, RejectReason, Request, StateError
 from runtime.plan import Sequence
 
@@ -69,6 +71,16 @@ class WaitingQueue:
         """Who is next."""
         return self._seqs[0]
 
+    def refuse(self, request: Request, limits: Limits, free_seats: int) -> Rejected | None:
+        """The answer when too many wait. A seat that is free, and not for lack of room, counts as a place more."""
+        waiting = len(self._seqs)
+        if waiting >= limits.max_queued_requests + free_seats:
+            return refusal(request, RejectReason.QUEUE_FULL, f"{waiting} requests are waiting already.")
+        if waiting and 0 < limits.max_queued_tokens < self.num_tokens + len(request.prompt):
+            message = f"{self.num_tokens} tokens are waiting already, and at most {limits.max_queued_tokens} may."
+            return refusal(request, RejectReason.QUEUE_TOKENS, message)
+        return None
+
     def add(self, seq: Sequence) -> None:
         """Puts a sequence where its rank belongs."""
         insort(self._seqs, seq, key=rank_of)
@@ -81,6 +93,15 @@ class WaitingQueue:
             raise StateError(f"{seq.request.id} does not wait")
         del self._seqs[at]
         self.num_tokens -= len(seq.tokens)
+
+
+def cut_to_fit(request: Request, max_len: int) -> Request:
+    """The request with an answer that the context has room for."""
+    room = max_len - len(request.prompt)
+    if request.sampling.max_tokens <= room:
+        return request
+    sampling = msgspec.structs.replace(request.sampling, max_tokens=room)
+    return msgspec.structs.replace(request, sampling=sampling)
 
 
 def rank_of(seq: Sequence) -> tuple[int, int]:

@@ -16,8 +16,6 @@ import logging
 from bisect import insort
 from itertools import islice
 
-import msgspec
-
 from runtime.api import (
     Accepted,
     ConfigError,
@@ -33,7 +31,7 @@ from runtime.api import (
 from runtime.checkpoints import Checkpoints
 from runtime.counts import Counts
 from runtime.plan import Batch, Heritage, Outcome, Pass, Row, RowKind, Sequence, StateLease
-from runtime.queue import Drafting, Limits, WaitingQueue, rank_of, refusal, refuse_unfit
+from runtime.queue import Drafting, Limits, WaitingQueue, cut_to_fit, rank_of, refusal, refuse_unfit
 from runtime.state.ledger import Currency, Ledger, Shortage
 
 __all__ = ["Drafting", "Limits", "Scheduler"]
@@ -88,14 +86,11 @@ class Scheduler:
         unfit = refuse_unfit(request, self.max_len)
         if unfit is not None:
             return unfit
-        full = self._refuse_queued(request)
+        free_seats = self.limits.max_num_seqs - len(self._running) if self._short is None else 0
+        full = self._waiting.refuse(request, self.limits, max(0, free_seats))
         if full is not None:
             return full
-        room = self.max_len - len(request.prompt)
-        sampling = request.sampling
-        if sampling.max_tokens > room:
-            sampling = msgspec.structs.replace(sampling, max_tokens=room)
-            request = msgspec.structs.replace(request, sampling=sampling)
+        request = cut_to_fit(request, self.max_len)
         wanted = self.drafting.k if request.num_drafts is None else request.num_drafts
         num_drafts = min(wanted, self.limits.k_max, self.limits.max_num_batched_tokens - 1)
         self._arrivals += 1
@@ -105,18 +100,6 @@ class Scheduler:
         self._live[request.id] = seq
         self._waiting.add(seq)
         return Accepted(id=request.id)
-
-    def _refuse_queued(self, request: Request) -> Rejected | None:
-        """The answer when too many wait. A seat that is free, and not for lack of room, counts as a place more."""
-        waiting = len(self._waiting)
-        free_seats = max(0, self.limits.max_num_seqs - len(self._running)) if self._short is None else 0
-        if waiting >= self.limits.max_queued_requests + free_seats:
-            return refusal(request, RejectReason.QUEUE_FULL, f"{waiting} requests are waiting already.")
-        tokens, limit = self._waiting.num_tokens + len(request.prompt), self.limits.max_queued_tokens
-        if waiting and 0 < limit < tokens:
-            message = f"{self._waiting.num_tokens} tokens are waiting already, and at most {limit} may."
-            return refusal(request, RejectReason.QUEUE_TOKENS, message)
-        return None
 
     def drain(self) -> None:
         """From now on every new request is rejected; those that are here run to their end."""

@@ -12,6 +12,7 @@ import pytest
 from runtime.api import CapacityError, ConfigError, RequestError, StateError
 from server.errors import ApiError, field_path, from_exception
 from server.link import UnavailableError
+from server.schema.common import SamplingFields
 from tests.server.live import CHAT, COMPLETIONS, LiveServer, live, wait_until
 from tests.support.fake_engine import VOCAB, FakeEngine
 
@@ -249,6 +250,29 @@ def test_unknown_routes_and_methods(shared: LiveServer, method: str, path: str, 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_bad_json(shared: LiveServer, path: str, body: bytes) -> None:
     check(shared.http.post(path, content=body, headers={"content-type": "application/json"}), 400, None)
+
+
+NUMBERS = ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "timeout"]
+NO_NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", '"NaN"', '"Infinity"']
+
+
+@pytest.mark.parametrize("number", NO_NUMBERS)
+@pytest.mark.parametrize("field", [*NUMBERS, "logit_bias"])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_what_is_not_finite_never_reaches_the_engine(shared: LiveServer, path: str, field: str, number: str) -> None:
+    start = json.dumps({"messages": USER} if path == CHAT else {"prompt": "x"})[:-1]
+    value = f'{{"5": {number}}}' if field == "logit_bias" else number
+    body = f'{start}, "{field}": {value}}}'.encode()
+    seen = len(shared.engine.requests)
+    response = shared.http.post(path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert len(shared.engine.requests) == seen
+
+
+def test_every_number_is_tried() -> None:
+    floats = {name for name, field in SamplingFields.model_fields.items() if "float" in str(field.annotation)}
+    assert floats - {"logit_bias"} == set(NUMBERS)
 
 
 def test_a_number_of_400_digits(shared: LiveServer) -> None:
